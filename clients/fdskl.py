@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import AlignmentKey, Hashes, hash_ids
 from fedkern_flwr.errors import FedKernError, OptionError, RefusedError, StateError, TableError
-from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.guard import check_selection, refusal
 from fedkern_flwr.guard.orders import check_binary_columns
 from fedkern_flwr.kernels.random_features import (
@@ -29,17 +28,10 @@ from fedkern_flwr.node.client import answers
 from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.progress import part
-from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.losses import loss_values
 from fedkern_flwr.vertical import messages as wire
-from fedkern_flwr.vertical.parties import (
-    ACTIVE,
-    LARGEST_LOSS,
-    LARGEST_OUTPUT,
-    PASSIVE,
-    chunks,
-    name_sum,
-)
+from fedkern_flwr.vertical.messages import LARGEST_OUTPUT, phase_parts
+from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE
 from fedkern_flwr.vertical.phases import MOST_DIRECTIONS, Phases, cosines, new_coefficients, outputs
 from fedkern_flwr.wire import DescribeRequest
 
@@ -89,19 +81,16 @@ class VerticalTable(PartyTable):
         self.party = party
         rows = next((len(v) for v in (x, y, ids) if v is not None), 0)  # type: ignore[arg-type]
         features, names = self._features(x, rows), self._names(ids, rows, "row")
-        labels = None
+        labels, known = None, np.zeros(rows, np.bool_)
         if y is not None:
             labels = self._numbers(label_rows(y, common["classes"], party), "labels")
-        known: NDArray[np.bool_] = np.zeros(rows, bool)
-        if labels is not None:
             if labels.ndim not in (1, 2) or len(labels) != rows:
                 raise self._bad(
                     f"labels of shape {labels.shape} do not fit {rows} rows",
                     "pass one label per row",
                     code="FK-SHAPE-DIFFERS",
                 )
-            missing = np.isnan(labels)
-            known = np.asarray(~(missing.any(axis=1) if labels.ndim == 2 else missing), bool)
+            known = ~np.isnan(labels).any(axis=tuple(range(1, labels.ndim)))
             labels = labels[known]
         self.known = known
         super().__init__(party, features[known], labels, names[known], *held_out, **common)
@@ -196,10 +185,7 @@ class PhaseStore(RunFile):
         else:
             block = store[rows, first:upto]
             block[np.arange(first, upto) >= known[:, None]] = phases
-        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
-            store[rows[0] : rows[-1] + 1, first:upto] = block
-        else:
-            store[rows, first:upto] = block
+        store[_together(rows), first:upto] = block
         counts[rows] = upto
 
     def read(self, rows: Positions, upto: int) -> Phases:
@@ -213,10 +199,7 @@ class PhaseStore(RunFile):
         counts, whole = self._map(begin=False)
         if (counts[rows] < upto).any():
             raise self.gone("phases", "they are sent again")
-        store = whole[:, :upto]
-        if len(rows) and (np.diff(rows) == 1).all():
-            return store[rows[0] : rows[-1] + 1].view(np.ndarray)
-        return store[rows].view(np.ndarray)
+        return whole[:, :upto][_together(rows)].view(np.ndarray)
 
     def _map(self, *, begin: bool) -> tuple[NDArray[np.int32], Phases]:
         """Return how many phases each row has, and the phases, as they are in the file."""
@@ -236,12 +219,18 @@ class PhaseStore(RunFile):
             return counts, np.memmap(file, self.dtype, mode="r+", offset=place, shape=self.shape)
 
 
+def _together(rows: Positions) -> slice | Positions:
+    """Return rows that follow each other as a slice, which is read and written without a copy."""
+    follow = len(rows) and (np.diff(rows) == 1).all()
+    return slice(rows[0], rows[-1] + 1) if follow else rows
+
+
 # -- the client of FDSKL: a party with columns of the rows, and labels if it is active
 
 _PINNED = ("kernel", "gamma", "phase_bits", "capacity")
 _ROOT_2 = np.sqrt(2.0)
-#: Outputs of a model that a run may have.
-MOST_OUTPUTS = 1 << 10
+MOST_OUTPUTS = 1 << 10  # of a model
+LARGEST_LOSS = 100.0  # mean of a batch, beyond which as well; that of outputs of zero is at most 1
 
 
 class VerticalKernelClient(TableClient):
@@ -370,17 +359,21 @@ class VerticalKernelClient(TableClient):
         self.kept.arrays |= {"order": order, "names": ids[:, 0].copy()}
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Take up the settings and what has come along before a handler is called."""
+        """Take up the settings and what has come along, and check the sums, before a handler."""
         if isinstance(request, wire.StepRequest):
             self._begin(request)
         elif "gamma" not in self.kept.settings:
             raise StateError(
                 "it knows nothing of this run",
                 remedy="it is told again",
-                party=self.name,
                 code="FK-STATE-GONE",
             )
         self._take_delivered(request)
+        if self.sums is not None:
+            asked = request.rows if isinstance(request, wire.StepRequest) else request.rows[:0]
+            bits, outputs = int(self.kept.settings["phase_bits"]), self.table.y.shape[1] or None
+            facts = wire.VerticalFacts(bits, outputs, self._names(asked))
+            self.sums.check_all(request.sums(facts))
         return method(request)
 
     # -- what the phases share
@@ -397,7 +390,7 @@ class VerticalKernelClient(TableClient):
         asked = {name: getattr(request, name) for name in _PINNED}
         if "gamma" not in settings:
             if not 0 <= request.capacity <= MOST_DIRECTIONS:  # a file of that width is made
-                raise refusal("phases that no run needs", self.name, code="FK-ORDER-SIZE")
+                raise refusal("phases that no run needs", code="FK-ORDER-SIZE")
             if request.model:
                 self._remember(request, asked)
             else:
@@ -418,6 +411,11 @@ class VerticalKernelClient(TableClient):
         announced = self.table.announced_rows
         if len(request.rows) and not 0 <= request.rows.min() <= request.rows.max() < announced:
             raise self.wrong("rows are asked for that were not announced", code="FK-ORDER-ROWS")
+        if request.upto.max(initial=0) > settings["capacity"]:
+            raise refusal("more phases than a row may have", code="FK-ORDER-SIZE")
+        for _, known, upto in request.wanted():
+            if (known < 0).any() or (known > upto).any():
+                raise self.wrong("phases are asked for that there are not", code="FK-ASKED-MORE")
 
     def _remember(self, request: wire.StepRequest, asked: Mapping[str, Any]) -> None:
         """Take up what this party kept of the run that made a model."""
@@ -439,9 +437,13 @@ class VerticalKernelClient(TableClient):
             self.kept.settings["multiple"] = old.settings.get("multiple", 1)
 
     @property
-    def _delivered(self) -> Mapping[str, NDArray[Any]]:
+    def _delivered(self) -> dict[str, NDArray[Any]]:
         """Totals of sums that belong to this party, of the message at hand."""
         return {} if self.sums is None else self.sums.delivered
+
+    def _names(self, rows: NDArray[Any]) -> NDArray[np.uint64]:
+        """Return the names by which sums call announced rows."""
+        return np.asarray(self.kept.arrays["names"][rows])
 
     # -- phases of this party's columns
 
@@ -464,49 +466,24 @@ class VerticalKernelClient(TableClient):
         capacity, bits = int(settings["capacity"]), int(settings["phase_bits"])
         return PhaseStore(self.state_dir, self.session, self.partition, rows, capacity, bits)
 
-    def _phase_sums(
-        self,
-        owner: int,
-        rows: NDArray[Any],
-        cuts: NDArray[np.int32],
-        known: NDArray[np.int32],
-        upto: int,
-    ) -> Iterator[tuple[slice, str]]:
-        """Yield the chunks of rows of an owner's phases and the names of their sums."""
-        names = np.asarray(self.kept.arrays["names"][rows])
-        for number, span in enumerate(chunks(cuts)):
-            yield span, name_sum(owner, number, names[span], known[span], upto)
-
     def _send_phases(self, request: wire.StepRequest) -> None:
         """Contribute this party's part of the phases that owners lack."""
-        if not len(request.rows):
-            return
         rows, sums, kept = request.rows, self.sums, self.kept
-        if self.partition in request.owners:  # what it will take when the sums come
-            place = request.owners.tolist().index(self.partition)
-            known, upto = request.known[place], int(request.upto[place])
-            kept.arrays |= {"pending rows": rows, "pending cuts": request.cuts}
-            kept.arrays |= {"pending known": known}
-            kept.settings |= {"pending upto": upto, "collection": request.collection}
-        x, circle = self.features_at(rows), Encoding.circle(int(kept.settings["phase_bits"]))
-        if request.upto.max(initial=0) > kept.settings["capacity"]:
-            raise refusal("more phases than a row may have", self.name, code="FK-ORDER-SIZE")
-        for known, upto in zip(request.known, request.upto.tolist(), strict=True):
-            if not 0 <= int(known.min()) <= int(known.max()) <= upto:
-                raise self.wrong("phases are asked for that there are not", code="FK-ASKED-MORE")
-        for known, owner, upto in zip(
-            request.known, request.owners.tolist(), request.upto.tolist(), strict=True
-        ):
-            if owner != self.partition:  # of several active parties each opens the others' phases
+        if not len(rows):
+            return
+        x, names = self.features_at(rows), self._names(rows)
+        for owner, known, upto in request.wanted():
+            if owner == self.partition:  # what it will take when the sums come
+                pending = {"rows": rows, "cuts": request.cuts, "known": known}
+                kept.arrays |= {f"pending {name}": array for name, array in pending.items()}
+                kept.settings |= {"pending upto": upto, "collection": request.collection}
+            else:  # of several active parties each opens the others' phases
                 check_binary_columns(self.policy, np.vstack(self.table.parts), party=self.name)
             first = int(known.min())
             omega, offsets = self.directions(owner, first, upto)
-            for span, name in self._phase_sums(owner, rows, request.cuts, known, upto):
+            for span, name in phase_parts(owner, names, request.cuts, known, upto):
                 if sums is None or name not in sums.orders:
                     continue
-                length = int((upto - known[span]).sum())
-                about: dict[str, Any] = {"length": length, "receiver": owner, "everybody": True}
-                sums.check(SumSpec(name=name, encoding=circle, **about))
                 here = x[span] @ omega.T
                 here += offsets
                 if known[span].max() > first:
@@ -516,8 +493,8 @@ class VerticalKernelClient(TableClient):
 
     def _take_delivered(self, request: wire.VerticalRequest) -> None:
         """Keep what came with a request; phases that came before are not taken again."""
-        kept, settings = self.kept, self.kept.settings
-        scores = self._delivered.get(f"scores/{self.partition}")
+        kept, settings, delivered = self.kept, self.kept.settings, self._delivered
+        scores = delivered.get(f"scores/{self.partition}")
         if scores is not None:  # for the iteration that a request finishes, this one or a later one
             kept.arrays["scores"] = scores
         if not request.delivered or settings.get("taken", 0) >= request.delivered:
@@ -526,13 +503,11 @@ class VerticalKernelClient(TableClient):
             raise StateError(
                 "phases came that this party does not know of",
                 remedy="they are sent again",
-                party=self.name,
                 code="FK-STATE-GONE",
             )
         store, upto = self.store(), int(settings["pending upto"])
         rows, cuts, known = (kept.arrays[f"pending {name}"] for name in ("rows", "cuts", "known"))
-        delivered = {} if self.sums is None else self.sums.delivered
-        for span, name in self._phase_sums(self.partition, rows, cuts, known, upto):
+        for span, name in phase_parts(self.partition, self._names(rows), cuts, known, upto):
             if name in delivered:
                 store.take(rows[span], known[span], upto, delivered.pop(name))
         settings |= {"taken": settings["collection"], "upto": upto}
@@ -645,14 +620,10 @@ class VerticalKernelClient(TableClient):
         if self.sums is None or name not in self.sums.orders:
             raise self.wrong("scores are asked for outside a secure sum", code="FK-ORDER-PLAIN")
         if what == "scores" and receiver not in self.kept.settings.get("owners", ()):
-            raise refusal("scores for a party that learns nothing", self.name, code="FK-ASKED-MORE")
-        encoding, length = Encoding.fixed_point(LARGEST_OUTPUT), self.sums.order(name).length
-        outputs = self.table.y.shape[1] or length // max(1, len(rows))  # not known without labels
-        if outputs > MOST_OUTPUTS:
-            raise refusal("scores of too many classes", self.name, code="FK-ORDER-SIZE")
-        length = len(rows) * outputs
-        about: dict[str, Any] = {"length": length, "receiver": receiver, "everybody": True}
-        self.sums.check(SumSpec(name=name, encoding=encoding, **about))
+            raise refusal("scores for a party that learns nothing", code="FK-ASKED-MORE")
+        outputs, rest = divmod(self.sums.order(name).length, max(1, len(rows)))
+        if rest or outputs > MOST_OUTPUTS:  # a party without labels knows no other limit
+            raise refusal("scores of too many classes", code="FK-ORDER-SIZE")
         self.note_rows(name, self.places(rows), each=True)
         if self.role == ACTIVE:
             self.sums.contribute(name, self._bounded(self._scores(rows)).reshape(-1))
@@ -742,9 +713,7 @@ class VerticalKernelClient(TableClient):
         among, least = range(self.table.announced_rows), self.policy.min_own_rows
         check_selection(rows, among, least=least, party=self.name)
         if not self._fixed("trained", rows):
-            raise refusal(
-                "other rows are to be learned from than before", self.name, code="FK-ORDER-CHANGED"
-            )
+            raise refusal("other rows are to be learned from than before", code="FK-ORDER-CHANGED")
 
     def _check_counted(self, tests: NDArray[Any]) -> None:
         """Refuse to count few or other rows than before: what is counted of one row is its label.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,46 +15,27 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import ProtocolError, TableError
-from fedkern_flwr.exchange import SumSpec
+from fedkern_flwr.gram import matrix, recommenders
 from fedkern_flwr.gram import messages as wire
-from fedkern_flwr.gram.dot_kernels import DotKernel
-from fedkern_flwr.gram.matrix import (
-    count_values,
-    cross_gram,
-    is_sparse,
-    local_gram,
-    local_support,
-    packed_size,
-    quantise,
-)
-from fedkern_flwr.gram.messages import RANKING, check_values, ranking_encoding, ring_of
-from fedkern_flwr.gram.recommenders import (
-    FEWEST_USERS,
-    LEARNERS,
-    MOST_STEPS,
-    REGULARIZATION,
-    ItemKernel,
-    Recommender,
-    best_items,
-    rank_metrics,
-    write_recommendations,
-)
+from fedkern_flwr.gram.messages import RANKING, check_values
+from fedkern_flwr.gram.recommenders import Recommender
 from fedkern_flwr.guard import refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.client import Client, answers
 from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.node.sums import ClientSums
+from fedkern_flwr.secure_sum.membership import Cohort
 from fedkern_flwr.secure_sum.party import PartyState
 from fedkern_flwr.tables.arrow import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.message import Section
-from fedkern_flwr.wire.sums import bind
+from fedkern_flwr.wire.sums import Order, bind
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array, sparray
 
 Rows: TypeAlias = "NDArray[Any] | csr_array"
-Ranked = tuple[int, NDArray[np.intp], NDArray[np.float64]]  # row, items that it likes, all scores
+Items = NDArray[np.intp]
 
 
 @dataclass
@@ -91,17 +72,13 @@ class Released:
         """Return a copy, which can be changed without this one."""
         return Released(**{name: copy(one) for name, one in vars(self).items()})
 
-    def check_survivors(
-        self, name: str, place: tuple[int, int], state: PartyState, party: str
-    ) -> None:
+    def check_survivors(self, name: str, place: tuple[int, int], state: PartyState) -> None:
         """Refuse to open a matrix whose difference to the counts is one node."""
         cohort = state.cohorts[place[0]]
         alive = cohort.unpack(state.open[place].alive)
         if name == wire.COUNTS_SUM:
             if self.counted:
-                raise disagreement(
-                    "item counts come before the matrix", party, code="FK-MESSAGE-ORDER"
-                )
+                raise disagreement("item counts come before the matrix", code="FK-MESSAGE-ORDER")
             self.survivors = sorted(alive)
         elif name == wire.GRAM_SUM:
             counted = cohort.unpack(bytes.fromhex(self.counted["{}/{}".format(*place)]))
@@ -109,29 +86,20 @@ class Released:
             if len(summed) < cohort.threshold:
                 raise disagreement(
                     f"{len(summed)} nodes count, at least {cohort.threshold} must",
-                    party,
                     code="FK-RELEASE-NODES",
                 )
-            self.check_summed(summed, party)
+            self.check_summed(summed)
 
-    def check_summed(self, summed: Collection[int], party: str) -> None:
+    def check_summed(self, summed: Collection[int]) -> None:
         """Refuse nodes of a matrix from which those of the item counts differ by one, or more."""
         if len(set(self.survivors).difference(summed)) == 1:
             raise disagreement(
-                "a single node dropped out after the item counts", party, code="FK-RELEASE-ONE"
+                "a single node dropped out after the item counts", code="FK-RELEASE-ONE"
             )
         counted = wire.COUNTS_SUM in self.opened or wire.COUNTS_SUM in self.asked
         if counted and not set(summed) <= set(self.survivors):
             raise disagreement(
-                "nodes count that are not in the item counts", party, code="FK-RELEASE-NODES"
-            )
-
-    def ask_once(self, what: str, digest: str, *, self_masks: bool, party: str) -> None:
-        """Refuse a second sum of the same rows: other than one that was asked for, or open."""
-        before = self_masks or what in self.opened
-        if before or self.asked.setdefault(what, digest) != digest:
-            raise disagreement(
-                f"a second {what} of the same rows in one release", party, code="FK-RELEASE-TWICE"
+                "nodes count that are not in the item counts", code="FK-RELEASE-NODES"
             )
 
 
@@ -181,7 +149,6 @@ class GramClient(Client):
     labels_of_row = 0
     #: A node may hold a single user, whom the other nodes' users hide.
     records: ClassVar[bool] = False
-    _sum_name = ""  # of the order at hand
 
     def __init__(
         self,
@@ -239,51 +206,50 @@ class GramClient(Client):
 
     def answer(self, request: Any, method: Any) -> Any:
         """Check the order of a sum before a handler is called."""
-        if type(request) in _SUMS:
-            self._check_order(request, _SUMS[type(request)])
+        if not isinstance(request, wire.PredictRequest):
+            self._check_order(request)
         return method(request)
 
     @answers(wire.CountsRequest)
     def sum_counts(self, request: wire.CountsRequest) -> wire.CountsReply:
         """Sum in how many rows each item is."""
         if self.kept.counted or wire.GRAM_SUM in self.kept.asked:
-            raise self._refuse("item counts come before the matrix", code="FK-MESSAGE-ORDER")
+            raise disagreement("item counts come before the matrix", code="FK-MESSAGE-ORDER")
         if not request.self_masks and wire.COUNTS_SUM not in self.kept.asked:
-            self.kept.survivors = self._cohort
-        self._ask_once(wire.COUNTS_SUM, request)
-        self._sums.contribute(self._sum_name, local_support(self._encode(self.x, request)))
+            self.kept.survivors = sorted(self._cohort.members)
+        self._ask_once(request)
+        self._contribute(matrix.local_support(self._encode(self.x, request)))
         return wire.CountsReply()
 
     @answers(wire.MatrixRequest)
     def sum_matrix(self, request: wire.MatrixRequest) -> wire.MatrixReply:
         """Sum the Gram matrix of the items that are kept."""
-        order, kept = self._sums.order(self._sum_name), self.kept
-        cohort = self._sums.party.state.cohorts[order.cohort]
+        order, kept, cohort = self._order, self.kept, self._cohort
         counted = cohort.unpack(request.counted)
         if len(counted) < cohort.threshold:
-            raise self._refuse(
+            raise disagreement(
                 f"{len(counted)} nodes count, at least {cohort.threshold} must",
                 code="FK-RELEASE-NODES",
             )
         if not request.self_masks:
             if len(counted) < len(cohort.members):
-                raise self._refuse(
+                raise disagreement(
                     "a sum that does without opening is of all nodes", code="FK-RELEASE-NODES"
                 )
-            kept.check_summed(counted, self.name)
-        self._ask_once(wire.GRAM_SUM, request)
+            kept.check_summed(counted)
+        self._ask_once(request)
         if self.partition in counted:
             values = self._encode_kept(request)
-            vector: NDArray[Any] = local_gram(values, order.bits)
+            vector: NDArray[Any] = matrix.local_gram(values, order.bits)
             if request.supports:
-                vector = np.concatenate([vector, local_support(values).astype(vector.dtype)])
-            self._sums.contribute(self._sum_name, vector, overwrite=True)
+                vector = np.concatenate([vector, matrix.local_support(values).astype(vector.dtype)])
+            self._contribute(vector, overwrite=True)
         elif wire.COUNTS_SUM in kept.opened:
-            raise self._refuse(
+            raise disagreement(
                 "its rows are left out, and they were counted", code="FK-RELEASE-NODES"
             )
         else:
-            self._sums.contribute_nothing(self._sum_name)
+            self.secure_sums.contribute_nothing(order.name)
         if request.self_masks:
             kept.counted[f"{order.cohort}/{order.index}"] = request.counted.hex()
         return wire.MatrixReply()
@@ -291,46 +257,55 @@ class GramClient(Client):
     @answers(wire.CrossRequest)
     def sum_cross(self, request: wire.CrossRequest) -> wire.CrossReply:
         """Sum the products of new items with those of a finished run, and their squares."""
-        new_items = self.x_new.shape[1]
-        if not new_items or new_items != request.new_items:
-            raise self._bad(
-                f"{request.new_items} new items are asked for, this node has {new_items}",
-                "give all nodes the same new items as x_new",
-                code="FK-ITEMS-NEW",
-            )
-        old = dense_rows(self._encode_kept(request))
-        new = dense_rows(self._encode(self.x_new, request))
-        squares = np.einsum("ij,ij->j", new, new)
-        self._sums.contribute(
-            self._sum_name, np.concatenate([cross_gram(new, old).ravel(), squares])
-        )
+        old, new = self._encode_kept(request), self._encode(self.x_new, request)
+        squares = np.asarray((new * new).sum(axis=0)).ravel()
+        self._contribute(np.concatenate([matrix.cross_gram(new, old).ravel(), squares]))
         return wire.CrossReply()
 
     @answers(wire.RecommendRequest)
     def recommend(self, request: wire.RecommendRequest) -> wire.RecommendReply:
         """Rank all items for each user; sum how good the ranks of held-out items are."""
-        self._ask_once(wire.RANKING_SUM, request)
-        ranks = read_recommender(request, self.x.shape[1], self.name)
-        steps, users = 0, np.arange(self.x.shape[0])
+        self._ask_once(request)
+        name, users = self._order.name, np.arange(self.x.shape[0])
+        ranks, steps = read_recommender(request, self.x.shape[1]), 0
         if request.tune:
-            cohort = self._sums.party.state.cohorts[self._sums.order(self._sum_name).cohort]
-            summed = self.partition in cohort.unpack(request.summed)
-            fewest = max(FEWEST_USERS, self.policy.min_evaluation_rows)
+            summed = self.partition in self._cohort.unpack(request.summed)
+            fewest = max(recommenders.FEWEST_USERS, self.policy.min_evaluation_rows)
             liked = (liked_items(self.x, row) for row in range(len(users)))
             ranks, steps = ranks.tuned(liked, summed=summed, fewest=fewest)
-            if sum(n >= fewest for n in self._sums.rows(self._sum_name)) < 2:
+            if sum(n >= fewest for n in self.secure_sums.rows(name)) < 2:
                 steps = 0  # of this node alone
-        totals = np.append(judge(self._rank(ranks), self.x_test), len(users) * steps / MOST_STEPS)
-        figures = self.figures("ranking", users, totals, total=self._sum_name, users=True)
-        self._sums.contribute(self._sum_name, figures)
+        totals = np.zeros(len(RANKING) + 2)
+        totals[-1] = len(users) * steps / recommenders.MOST_STEPS
+        for row, liked, scores in self._rank(ranks):
+            if self.x_test is not None and len(liked):
+                found = recommenders.rank_metrics(scores, liked_items(self.x_test, row), liked)
+                if found is not None:
+                    totals[:-1] += (*found, 1.0)
+        self._contribute(self.figures("ranking", users, totals, total=name, users=True))
         return wire.RecommendReply()
 
     @answers(wire.PredictRequest)
     def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
         """Rank all items for each user with a kernel that was saved; nothing is summed."""
-        ranked = self._rank(read_recommender(request, self.x.shape[1], self.name))
+        ranked = self._rank(read_recommender(request, self.x.shape[1]))
         users = 0 if self.recommendations is None else sum(1 for _ in ranked)
         return wire.PredictReply(users=users)
+
+    def _rank(self, ranks: Recommender) -> Iterator[tuple[int, Items, NDArray[np.float64]]]:
+        """Yield each row, what it likes, and the scores of all items; then write the best."""
+        path, missing, lines = self.recommendations, ranks.kernel.missing, list[tuple[Any, ...]]()
+        for row in range(self.x.shape[0]):
+            liked = liked_items(self.x, row)
+            scores = ranks.scores(liked)
+            yield row, liked, scores
+            if path is not None:
+                user, others = row if self.users is None else self.users[row], self.items
+                lines += recommenders.best_items(
+                    user, scores, np.union1d(liked, missing), self.top, others
+                )
+        if path is not None:
+            recommenders.write_recommendations(path, lines)
 
     # -- what is released once
 
@@ -352,10 +327,10 @@ class GramClient(Client):
             for full, place in sums.opened.items():
                 name = full.partition("#")[0]
                 if kept.opened.setdefault(name, list(place)) != list(place):
-                    raise self._refuse(
+                    raise disagreement(
                         f"a second {name} of the same rows in one release", code="FK-RELEASE-TWICE"
                     )
-                kept.check_survivors(name, place, sums.party.state, self.name)
+                kept.check_survivors(name, place, sums.party.state)
             self.note_answered(session, state.round + 1)
             self._keep(state, kept)
         return sums
@@ -376,44 +351,52 @@ class GramClient(Client):
             self._keep(state, self.kept)
         super().close_round(state, number, kept, checkpoint_every)
 
-    def _check_order(self, request: Any, what: str) -> None:
-        """Refuse a sum that this node does not take part in, or whose ring does not follow.
+    def _check_order(self, request: wire.SumRequest | wire.RecommendRequest) -> None:
+        """Refuse a sum other than the one that a request declares, of what this node knows.
 
-        The ring follows from the roster and this node's own bound.
+        How many rows each node of the cohort has is what it has signed.
         """
-        if self.sums is None:
-            raise self._refuse("this node sums its rows securely only", code="FK-ORDER-PLAIN")
-        counts = isinstance(request, (wire.CountsRequest, wire.MatrixRequest))
-        if counts and what in self.kept.opened:
-            raise self._refuse(
-                f"the rows of this node are counted in this release already ({what})",
+        if request.what in (wire.COUNTS_SUM, wire.GRAM_SUM) and request.what in self.kept.opened:
+            raise disagreement(
+                f"the rows of this node are counted in this release already ({request.what})",
                 "start a new run",
                 code="FK-RELEASE-TWICE",
             )
-        self._sum_name = bind(what, request)
-        ranking, masks = what == wire.RANKING_SUM, request.self_masks and what != wire.CROSS_SUM
-        if not ranking:
-            rows = self.sums.rows(self._sum_name)
-            if (request.parties, request.rows) != (len(rows), max(rows)):
-                raise refusal("the encoding of a sum", self.name, code="FK-ORDER-TERMS")
+        sums, name = self.secure_sums, bind(request.what, request)
+        rows = sums.rows(name)
+        facts = wire.GramFacts(len(rows), max(rows), self.x.shape[1])
+        parties = facts.parties
+        if isinstance(request, wire.SumRequest):
+            parties = request.parties
             check_values(request.encoding, request.bound, request.fraction_bits)
             self.check_declared("bound", self.bound, 1.0, request.bound)
-        ring = ranking_encoding(self.x.shape[0]) if ranking else ring_of(request)
-        spec = SumSpec(name=self._sum_name, encoding=ring, self_masks=masks, wider=ranking)
-        self.sums.check(spec)
+        if (parties, request.rows) != (facts.parties, facts.rows):
+            raise refusal("the encoding of a sum", code="FK-ORDER-TERMS")
+        if isinstance(request, (wire.MatrixRequest, wire.CrossRequest)):
+            check_items(request.items, facts.items)
+        new_items = self.x_new.shape[1]
+        if isinstance(request, wire.CrossRequest) and not 0 < new_items == request.new_items:
+            raise self._bad(
+                f"{request.new_items} new items are asked for, this node has {new_items}",
+                "give all nodes the same new items as x_new",
+                code="FK-ITEMS-NEW",
+            )
+        sums.check_all(replace(spec, name=name) for spec in request.sums(facts))
 
     @property
-    def _sums(self) -> ClientSums:
-        assert self.sums is not None
-        return self.sums
+    def _order(self) -> Order:
+        """The order of the sum at hand."""
+        return next(iter(self.secure_sums.orders.values()))
 
     @property
-    def _cohort(self) -> list[int]:
-        """Nodes that are asked to contribute to the sum at hand."""
-        order = self._sums.order(self._sum_name)
-        return sorted(self._sums.party.state.cohorts[order.cohort].members)
+    def _cohort(self) -> Cohort:
+        """The nodes that are asked to contribute to the sum at hand."""
+        return self.secure_sums.party.state.cohorts[self._order.cohort]
 
-    def _ask_once(self, what: str, request: wire.SumRequest | wire.RecommendRequest) -> None:
+    def _contribute(self, values: NDArray[Any], *, overwrite: bool = False) -> None:
+        self.secure_sums.contribute(self._order.name, values, overwrite=overwrite)
+
+    def _ask_once(self, request: wire.SumRequest | wire.RecommendRequest) -> None:
         """Refuse a second sum of the same rows in one release.
 
         Sums without self masks are open as soon as all nodes have contributed: a request may come
@@ -423,18 +406,21 @@ class GramClient(Client):
         ------
         ProtocolError
         """
-        kept = self.kept
-        if request.self_masks and what not in kept.asked:
+        kept, what, masks = self.kept, request.what, request.self_masks
+        if masks and what not in kept.asked:
             return
-        digest = bind(f"{self._cohort}", replace(request, round=0))
-        kept.ask_once(what, digest, self_masks=request.self_masks, party=self.name)
+        digest = bind(f"{sorted(self._cohort.members)}", replace(request, round=0))
+        if masks or what in kept.opened or kept.asked.setdefault(what, digest) != digest:
+            raise disagreement(
+                f"a second {what} of the same rows in one release", code="FK-RELEASE-TWICE"
+            )
 
     def _encode_kept(self, request: wire.MatrixRequest | wire.CrossRequest) -> Rows:
         """Return what is summed of the items kept.
 
         All items are looked at, so that a refusal does not tell of a single one.
         """
-        items = check_items(request.items, self.x.shape[1], self.name)
+        items = request.items
         values = self._encode(self.x, request)
         part: Rows = values if len(items) == self.x.shape[1] else values[:, items]
         return part
@@ -442,39 +428,22 @@ class GramClient(Client):
     def _encode(self, x: Rows, request: wire.SumRequest) -> Rows:
         """Return the whole numbers that are summed."""
         try:
-            return encode_rows(x, request)
+            if request.encoding == "counts":
+                return matrix.count_values(x, request.bound)
+            return matrix.quantise(x, request.fraction_bits, request.bound)
         except TableError as error:
-            named = TableError(error.problem, remedy=error.remedy, party=self.name, code=error.code)
-            raise self.unfit(named) from None
-
-    def _rank(self, ranks: Recommender) -> Iterator[Ranked]:
-        """Rank all items for each user, and write the best if there is a file for them."""
-        ranked, path = rank_items(self.x, ranks), self.recommendations
-        if path is None:
-            return ranked
-        return write_best(ranked, path, self.top, ranks.kernel.missing, self.users, self.items)
+            raise self.unfit(error) from None
 
     def _bad(
         self, problem: str, remedy: str = "pass matrices that fit", *, code: str
     ) -> TableError:
         return TableError(problem, remedy=remedy, party=self.name, code=code)
 
-    def _refuse(self, problem: str, remedy: str = "", *, code: str) -> ProtocolError:
-        return disagreement(problem, self.name, remedy, code=code)
 
-
-_SUMS: dict[type[wire.GramRequest], str] = {
-    wire.CountsRequest: wire.COUNTS_SUM,
-    wire.MatrixRequest: wire.GRAM_SUM,
-    wire.CrossRequest: wire.CROSS_SUM,
-    wire.RecommendRequest: wire.RANKING_SUM,
-}
-
-
-def disagreement(problem: str, party: str, remedy: str = "", *, code: str) -> ProtocolError:
+def disagreement(problem: str, remedy: str = "", *, code: str) -> ProtocolError:
     """Return the error of a node that is asked for what its own release would not ask for."""
     remedy = remedy or "run the same release of fedkern-flwr on both sides"
-    return ProtocolError(problem, remedy=remedy, party=party, code=code)
+    return ProtocolError(problem, remedy=remedy, code=code)
 
 
 # -- rows: read, encoded for a sum, and the items of each
@@ -488,7 +457,7 @@ def read_rows(values: Any, what: str, party: str) -> Rows:
     TableError
         It is none.
     """
-    if is_sparse(values):
+    if matrix.is_sparse(values):
         from scipy.sparse import csr_array
 
         rows: Rows = csr_array(values)
@@ -505,20 +474,7 @@ def read_rows(values: Any, what: str, party: str) -> Rows:
     return rows
 
 
-def encode_rows(x: Rows, request: wire.SumRequest) -> Rows:
-    """Return the whole numbers that are summed."""
-    if request.encoding == "counts":
-        counts: Rows = count_values(x, request.bound)
-        return counts
-    return quantise(dense_rows(x), request.fraction_bits, request.bound)
-
-
-def dense_rows(x: Rows) -> NDArray[Any]:
-    """Return rows as an array."""
-    return x if isinstance(x, np.ndarray) else x.toarray()
-
-
-def check_items(items: NDArray[Any], columns: int, party: str) -> NDArray[Any]:
+def check_items(items: NDArray[Any], columns: int) -> NDArray[Any]:
     """Return what a message names of so many items, in their order.
 
     Raises
@@ -527,11 +483,9 @@ def check_items(items: NDArray[Any], columns: int, party: str) -> NDArray[Any]:
         It names none, or others.
     """
     if not len(items) or items[0] < 0 or (np.diff(items) < 1).any():
-        raise disagreement("its items are not in order", party, code="FK-MESSAGE-FIELD")
+        raise disagreement("its items are not in order", code="FK-MESSAGE-FIELD")
     if items[-1] >= columns:
-        raise disagreement(
-            f"it names items that are not among {columns}", party, code="FK-MESSAGE-FIELD"
-        )
+        raise disagreement(f"it names items that are not among {columns}", code="FK-MESSAGE-FIELD")
     return items
 
 
@@ -546,7 +500,7 @@ def liked_items(x: Rows, row: int) -> NDArray[np.intp]:
 # -- what a node makes of the kernel: ranks of all items for each user
 
 
-def read_recommender(request: wire.RecommendRequest, columns: int, party: str) -> Recommender:
+def read_recommender(request: wire.RecommendRequest, columns: int) -> Recommender:
     """Return what a message brings to rank items with.
 
     Raises
@@ -555,51 +509,12 @@ def read_recommender(request: wire.RecommendRequest, columns: int, party: str) -
         The kernel has not the size of the items kept, there is no such learner, or the search for
         lambda is to start elsewhere.
     """
-    items = check_items(request.items, columns, party)
-    if request.products.size != packed_size(len(items)):
-        raise disagreement("its kernel has the wrong size", party, code="FK-MESSAGE-SHAPE")
-    if request.learner not in LEARNERS or request.neighbours < 1:
-        raise disagreement("it names a learner that is not there", party, code="FK-MESSAGE-FIELD")
-    start = REGULARIZATION[request.learner] if request.tune else request.regularization
+    items = check_items(request.items, columns)
+    if request.products.size != matrix.packed_size(len(items)):
+        raise disagreement("its kernel has the wrong size", code="FK-MESSAGE-SHAPE")
+    if request.learner not in recommenders.LEARNERS or request.neighbours < 1:
+        raise disagreement("it names a learner that is not there", code="FK-MESSAGE-FIELD")
+    start = recommenders.REGULARIZATION[request.learner] if request.tune else request.regularization
     if not 0.0 < request.regularization == start:
-        raise disagreement("it sends a lambda that none would send", party, code="FK-MESSAGE-FIELD")
-    numbers = request.degree, request.gamma, request.coef0
-    kernel = DotKernel(request.kernel, *numbers, tuple(request.coefficients.tolist()))
-    known = kernel, items, columns, request.users, request.mean, request.squares
-    how = request.regularization, request.subtract_mean, request.neighbours
-    return Recommender(ItemKernel(*known, request.products), request.learner, *how)
-
-
-def rank_items(x: Rows, recommender: Recommender) -> Iterator[Ranked]:
-    """Yield (row, items that it likes, scores of all) of each user."""
-    for row in range(x.shape[0]):
-        liked = liked_items(x, row)
-        yield row, liked, recommender.scores(liked)
-
-
-def write_best(
-    ranked: Iterable[Ranked],
-    path: Path,
-    top: int,
-    missing: NDArray[np.intp],
-    users: Sequence[Any] | None,
-    items: Sequence[str] | None,
-) -> Iterator[Ranked]:
-    """Yield what is ranked; then write the best items that a user has not, and none missing."""
-    lines = []
-    for row, liked, scores in ranked:
-        yield row, liked, scores
-        user = row if users is None else users[row]
-        lines += best_items(user, scores, np.union1d(liked, missing), top, items)
-    write_recommendations(path, lines)
-
-
-def judge(ranked: Iterable[Ranked], x_test: Rows | None) -> NDArray[np.float64]:
-    """Return the metrics of the users with items that were held out, summed, and how many."""
-    totals = np.zeros(len(RANKING) + 1)
-    for row, liked, scores in ranked:
-        if x_test is not None and len(liked):
-            found = rank_metrics(scores, liked_items(x_test, row), liked)
-            if found is not None:
-                totals += (*found, 1.0)
-    return totals
+        raise disagreement("it sends a lambda that none would send", code="FK-MESSAGE-FIELD")
+    return request.recommender(columns)

@@ -28,10 +28,10 @@ from fedkern_flwr.vertical.phase_training import (
     REGULARIZATIONS,
     REGULARIZATIONS_OF_NUMBERS,
 )
-from fedkern_flwr.vertical.phases import MOST_DIRECTIONS, StepSchedule
+from fedkern_flwr.vertical.phases import MOST_DIRECTIONS, StepSchedule, draw_batch, step_size
 from fedkern_flwr.wire import DescribeReply
 
-from .fdskl_phases import Descent, Need, Phases, held_out_rows
+from .fdskl_phases import Iteration, Need, Phases, held_out_rows
 
 _BASE_SHARE = 4.0  # the widths tried begin at 1 / (this times the number of columns)
 _KEPT = 1  # the parties keep what belongs to a one-shot run under this number
@@ -41,17 +41,15 @@ Schedule = Literal["one-shot", "streaming"]
 
 #: Steps that learn fast and stayed stable, measured with r = 16 on two data sets.
 _STEP: dict[str, float] = {"square": 0.5, "logistic": 4.0, "smooth-hinge": 2.0}
-#: Defaults of options of one schedule alone.
-_OWN: dict[str, dict[str, Any]] = {
-    "one-shot": {"features": None},
-    "streaming": {
-        "directions": 16,
-        "batch": 64,
-        "step": None,
-        "step_schedule": "constant",
-        "evaluate_every": None,
-    },
+#: Options of streaming alone -> what they are where nothing is said.
+_STREAMING: dict[str, Any] = {
+    "directions": 16,
+    "batch": 64,
+    "step": None,
+    "step_schedule": "constant",
+    "evaluate_every": None,
 }
+_ONE_SHOT = ("features", "class_weight")
 
 _SIZES = "numbers of rows, labelled rows, held-out rows and columns per party, keyed hashes of ids"
 _DECLARED = (
@@ -121,12 +119,12 @@ class FDSKL(Weighted):
         least=1,
         most=MOST_DIRECTIONS,
     )
-    directions: int | None = option(
+    directions: int = option(
         None,
         "Of streaming: r, new directions per iteration, by default 16; 1 is the paper's.",
         least=1,
     )
-    batch: int | None = option(
+    batch: int = option(
         None, "Of streaming: B, rows per iteration, by default 64; 1 is the paper's.", least=1
     )
     step: float | None = option(
@@ -136,7 +134,7 @@ class FDSKL(Weighted):
         "model is then solved on the phases that it has.",
         above=0.0,
     )
-    step_schedule: StepSchedule | None = option(
+    step_schedule: StepSchedule = option(
         None,
         "Of streaming: gamma_t = gamma, which is the default, or gamma / (1 + gamma lambda t).",
     )
@@ -189,38 +187,24 @@ class FDSKL(Weighted):
             raise OptionError(
                 f"phase_bits is {self.phase_bits}", remedy="use 16 or 32", code="FK-OPTION-CHOICE"
             )
-        self._check_schedule()
+        streams = self.schedule == "streaming"
+        for name in _ONE_SHOT if streams else _STREAMING:
+            if getattr(self, name) is not None:
+                other = "one-shot" if streams else "streaming"
+                raise OptionError(
+                    f"{name} is for schedule {other}",
+                    remedy=f"choose schedule {other}, or leave it out",
+                    code="FK-OPTION-CONFLICT",
+                )
         self._descends = self.step is not None or self.step_schedule is not None
-        for name, value in {**_OWN["one-shot"], **_OWN["streaming"]}.items():
-            setattr(self, name, value if getattr(self, name) is None else getattr(self, name))
+        self.fill_in(**_STREAMING)
         largest, shrinks = self.chosen_step, self.chosen_regularization
-        if self.schedule == "streaming" and largest * shrinks >= 1.0:
+        if streams and largest * shrinks >= 1.0:
             raise OptionError(
                 f"step {largest:g} times regularization {shrinks:g} is not below 1",
                 remedy="use a smaller step",
                 code="FK-STEP-LARGE",
             )
-
-    def _check_schedule(self) -> None:
-        if self.schedule == "streaming" and self.features is not None:
-            raise OptionError(
-                "features is for schedule one-shot",
-                remedy="leave it out: streaming makes rounds times directions",
-                code="FK-OPTION-CONFLICT",
-            )
-        if self.schedule == "streaming" and self.class_weight:
-            raise OptionError(
-                "class_weight is for schedule one-shot",
-                remedy="leave it out",
-                code="FK-OPTION-CONFLICT",
-            )
-        for name in _OWN["streaming"]:
-            if self.schedule == "one-shot" and getattr(self, name) is not None:
-                raise OptionError(
-                    f"{name} is for schedule streaming",
-                    remedy="add schedule streaming, or leave it out",
-                    code="FK-OPTION-CONFLICT",
-                )
 
     def _reset(self) -> None:
         super()._reset()
@@ -286,11 +270,11 @@ class FDSKL(Weighted):
         if self.step is not None:
             return self.step
         known = self.chosen_loss if self.plan_.actives else self.loss or "smooth-hinge"
-        return _STEP[known] * min(1.0, (self.directions or 0) / 16.0)
+        return _STEP[known] * min(1.0, self.directions / 16.0)
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
-        other = _OWN["streaming" if self.schedule == "one-shot" else "one-shot"]
+        other = ("features",) if self.schedule == "streaming" else _STREAMING
         return {name: value for name, value in super().options().items() if name not in other}
 
     @property
@@ -332,9 +316,8 @@ class FDSKL(Weighted):
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
-        actives = self.plan_.actives
+        actives, one_shot = self.plan_.actives, self.schedule == "one-shot"
         holders = {p.partition for p in self.parties_.values() if p.features}
-        one_shot = self.schedule == "one-shot"
         server = [_SIZES, "which rows of the parties belong together, and which are learned from"]
         server.append(_DECLARED)
         if self.order_seed >= 0:
@@ -355,18 +338,14 @@ class FDSKL(Weighted):
             seen.append(
                 "f on its batches and held-out rows; of two active parties each the other's part"
             )
+        seen += ["which of its rows all parties hold", "its own coefficients"]
+        passive = ["which of their rows are learned from, in which batch, and predicted"]
         never = ["rows in plain", "labels", "ids", "offsets", "coefficients", "predictions"]
         return {
             **self.sums_privacy(),
             "server_sees": server,
-            "active_parties_see": [
-                *seen,
-                "which of its rows all parties hold",
-                "its own coefficients",
-            ],
-            "passive_parties_see": [
-                "which of their rows are learned from, in which batch, and predicted"
-            ],
+            "active_parties_see": seen,
+            "passive_parties_see": passive,
             "never_leaves_the_client": [*never, "directions"],
         }
 
@@ -389,7 +368,7 @@ class FDSKL(Weighted):
 
     def cohorts(self) -> list[list[int]] | None:
         """Match the rows; all sums are over everybody."""
-        parties = self._described
+        parties = list(self.parties_.values())
         self.plan_ = make_plan(parties, self.missing, predict=bool(self.model_of[0]))
         check_alone(self.plan_, parties, allow_single=self.allow_single)
         first = next(p for p in parties if p.partition == self.plan_.actives[0])
@@ -398,23 +377,18 @@ class FDSKL(Weighted):
         return None
 
     @property
-    def _described(self) -> list[Any]:
-        return list(self.parties_.values())
-
-    @property
     def _columns(self) -> int:
         """Number of columns of all parties."""
         return sum(party.features for party in self.parties_.values())
 
     def _tables(self) -> dict[str, str]:
         """Return a digest of the names of each party's columns."""
-        parties = sorted(self.parties_.values(), key=lambda party: party.partition)
-        return {str(party.partition): party.columns for party in parties}
+        return {str(party.partition): party.columns for party in self.parties_.values()}
 
     def _choose_leaders(self) -> None:
         """Find the active parties that have rows to learn from: they lead iterations in turn."""
         plan = self.plan_
-        self.leaders = tuple(a for a in plan.actives if plan.train[a].stop > plan.train[a].start)
+        self.leaders = tuple(a for a in plan.actives if len(plan.train[a]))
         if self.schedule == "one-shot" and len(plan.actives) > 1:
             raise OptionError(
                 f"schedule one-shot trains at one active party, there are {len(plan.actives)}",
@@ -429,38 +403,33 @@ class FDSKL(Weighted):
                 code="FK-LOSS-CLASSES",
             )
 
-    def _width(self) -> float:
-        share = _BASE_SHARE if self.schedule == "one-shot" else 1.0
-        return self.gamma or 1.0 / (max(1, self._columns) * share)
-
     # -- a run
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
         """Fit the model at the active parties and judge it on their held-out rows."""
         self._choose_leaders()
-        self.gamma_ = self._width()
-        saved = self.saved_meta_.get("rows")
-        self._rows = rows_digest(self._described, saved=saved, checkpoint=self.checkpoint)
+        share = _BASE_SHARE if self.schedule == "one-shot" else 1.0
+        self.gamma_ = self.gamma or 1.0 / (max(1, self._columns) * share)
+        saved, parties = self.saved_meta_.get("rows"), list(self.parties_.values())
+        self._rows = rows_digest(parties, saved=saved, checkpoint=self.checkpoint)
         if "judged" in self.saved_meta_:
             self.judge_by(self._yard, np.array(self.saved_meta_["judged"]))
         return (yield from self._train() if self.schedule == "one-shot" else self._descend())
 
     def _phases(self) -> Phases:
-        settings = {
-            "session": self.session,
-            "kernel": self.kernel,
-            "gamma": self.gamma_,
-            "phase_bits": self.chosen_bits,
-            "model": self.model_of[0],
-            "model_round": self.model_of[1],
-            "capacity": self.capacity,
-        }
+        """Return the exchanges of the run at hand."""
         return Phases(
             plan=self.plan_,
-            settings=settings,
-            loss=self.chosen_loss,
+            settings={
+                "kernel": self.kernel,
+                "gamma": self.gamma_,
+                "phase_bits": self.chosen_bits,
+                "model": self.model_of[0],
+                "model_round": self.model_of[1],
+                "capacity": self.capacity,
+                "loss": self.chosen_loss,
+            },
             outputs=self.outputs_,
-            seed=self.run_seed,
             attempts=self.attempts,
             number=int(self.saved_meta_.get("collection", 0)),
         )
@@ -481,8 +450,8 @@ class FDSKL(Weighted):
     @property
     def _yard(self) -> Yardstick:
         """What an active party counts, whose held-out rows must be enough for its histogram."""
-        tests = [part.stop - part.start for part in self.plan_.test.values()]
-        bins = bins_of(min((rows for rows in tests if rows), default=0), self.classes_)
+        tests = [len(part) for part in self.plan_.test.values() if len(part)]
+        bins = bins_of(min(tests, default=0), self.classes_)
         return Yardstick(self.classes_, self.outputs_, self.label_bound_, bins)
 
     def _train(self) -> Rounds:
@@ -497,7 +466,6 @@ class FDSKL(Weighted):
         phases, need = self._phases(), Need(np.arange(self.plan_.total), self.upto_)
         yield from phases.advance(need, save_as=_KEPT)
         yield self._save(phases, _KEPT)
-        found: dict[str, float]
         metrics, found = yield from self._solve(phases, need, None, _KEPT)
         if found:
             self.history_.append({"round": 1, **found})
@@ -506,17 +474,22 @@ class FDSKL(Weighted):
 
     def _solve(self, phases: Phases, need: Need, again: Need | None, save_as: int) -> Steps:
         """Have the active party train; return what it chose and how good it is, and the latter."""
-        reply = yield from phases.train(
-            self.plan_.actives[0],
-            need,
-            again,
+        owner, nothing = self.plan_.actives[0], np.zeros(0, np.int32)
+        request = wire.TrainRequest(
             save_as=save_as,
-            multiples=MULTIPLES if self.gamma is None else (1,),
-            regularizations=self.tried_regularizations,
+            loss=self.chosen_loss,
+            directions=need.upto[owner],
+            seed=self.run_seed,
+            count=True,
             bins=self._yard.bins,
             intercept=self.has_intercept,
             balanced=self.class_weight is not None,
+            multiples=np.array(MULTIPLES if self.gamma is None else (1,), np.int32),
+            regularizations=np.array(self.tried_regularizations),
+            rows=nothing,
+            tests=nothing,
         )
+        reply = yield from phases.train(owner, request, need, again)
         self.multiple_, self.regularization_ = reply.multiple, reply.regularization
         factor = reply.multiple if self.kernel == "laplacian" else reply.multiple**2
         metrics = {"gamma": self.gamma_ * factor, "regularization": reply.regularization}
@@ -525,29 +498,88 @@ class FDSKL(Weighted):
         found = self._metrics([reply.counts])
         return metrics | found, found
 
-    def descent(self) -> Descent:
-        """Return the iterations of streaming, of the run at hand."""
-        return Descent(
-            plan=self.plan_,
-            leaders=self.leaders,
-            seed=self.run_seed,
-            batch=self.batch or 0,
-            directions=self.directions or 0,
-            step=self.chosen_step,
-            schedule=self.step_schedule or "constant",
-            regularization=self.chosen_regularization,
+    # -- streaming: doubly stochastic gradients, an iteration per exchange
+    #
+    # The exchange that brings the active parties the phases of one batch asks for those of the
+    # next. Where a single party is active and nothing is said of steps, it makes the last model of
+    # the phases that it has by then, as one-shot does: of the rows of the last half of the batches
+    # and the directions of the first half. The iterations are then what the error on the way is of.
+    # With several active parties f is summed over them in between: an iteration begins two
+    # exchanges before it ends, and they overlap.
+
+    @property
+    def _lag(self) -> int:
+        """How many exchanges after its own phases are asked for an iteration is finished."""
+        return 1 if len(self.leaders) == 1 else 2
+
+    def iteration(self, number: int) -> Iteration:
+        """Return an iteration, which takes a batch of one of the leaders, in turn."""
+        leader = self.leaders[(number - 1) % len(self.leaders)]
+        own = self.plan_.train[leader]
+        shrinks = self.chosen_regularization
+        rate = step_size(self.chosen_step, self.step_schedule, shrinks, number)
+        return Iteration(
+            number=number,
+            leader=leader,
+            rows=own.start + draw_batch(self.run_seed, number, len(own), self.batch),
+            directions=self.directions,
+            rate=rate,
+            decay=1.0 - rate * shrinks,
         )
+
+    def upto(self, number: int) -> dict[int, int]:
+        """Return how many directions each owner has after an iteration."""
+        count = len(self.leaders)
+        return {
+            owner: self.directions * ((number + count - 1 - k) // count)
+            for k, owner in enumerate(self.leaders)
+        }
+
+    def _need(self, first: int, last: int) -> Need:
+        """Return the phases that iterations need."""
+        rows = [self.iteration(number).rows for number in range(first, last + 1)]
+        return Need(np.unique(np.concatenate(rows)), self.upto(last))
+
+    def solved(self) -> Need:
+        """Return the phases that a solution takes at the end: rows of the last half of the batches.
+
+        All of them have the directions of the first of these batches.
+        """
+        half = self.num_rounds // 2
+        return Need(self._need(half + 1, self.num_rounds).rows, self.upto(half + 1))
+
+    def _exchange(
+        self, phases: Phases, t: int, done: int, last: int, tested: Need | None, save_as: int
+    ) -> Steps:
+        """Take an exchange of iterations ``done`` + 1 to ``last``.
+
+        The t-th asks for the phases of iteration t and finishes the one that is due. The last of
+        them asks for those of held-out rows, and has the parties keep their state.
+        """
+        finish, score = t - self._lag, t - 1 if self._lag == 2 else 0
+        need = self._need(t, t) if t <= last else tested if finish == last else None
+        work: dict[str, Any] = {}
+        if finish > done:
+            work["finish"] = self.iteration(finish)
+        if done < score <= last:
+            work["score"] = self.iteration(score)
+        if finish == last and save_as:
+            work["save_as"] = save_as
+
+        def again() -> Need:
+            return self._need(max(finish, done + 1), min(t - 1, last))
+
+        yield from phases.advance(need, again if t > done + 1 else None, **work)
 
     def _descend(self) -> Rounds:
         """Run the iterations from where the checkpoint stands; evaluate on the way if asked to."""
-        descent = self.descent()
         most = self.planned = self.num_rounds
-        self.capacity = max(descent.upto(most).values())
+        self.capacity = max(self.upto(most).values())
         self.regularization_ = self.chosen_regularization
-        meta, phases = self.saved_meta_, self._phases()
+        meta, phases, tests = self.saved_meta_, self._phases(), held_out_rows(self.plan_)
         done, metrics = int(meta.get("iteration", 0)), dict(meta.get("metrics", {}))
         spent = np.array(meta.get("evaluated", (0.0, 0.0)))  # seconds and bytes of evaluations
-        self.upto_, solved = descent.upto(done), descent.solved(most)
+        self.upto_, solved = self.upto(done), self.solved()
         if done == most and self.solves:
             self.upto_, self.multiple_ = dict(solved.upto), int(meta["multiple"])
             self.regularization_ = float(metrics["regularization"])
@@ -556,15 +588,14 @@ class FDSKL(Weighted):
             every = self.checkpoint_every if self.checkpoint is not None else None
             last = min(_next(done, every), _next(done, self.evaluate_every), most)
             judged = last == most or (self.evaluate_every and not last % self.evaluate_every)
-            tests = held_out_rows(self.plan_)
-            tested = Need(tests, descent.upto(last)) if judged and len(tests) else None
+            tested = Need(tests, self.upto(last)) if judged and len(tests) else None
             keeps = last == most or self.checkpoint is not None
-            for t in range(done + 1, last + descent.lag + 1):
+            for t in range(done + 1, last + self._lag + 1):
                 before = self._spent
-                yield from descent.advance(phases, t, done, last, tested, last if keeps else 0)
-                if done < t - descent.lag < last:
-                    yield Round(t - descent.lag)
-            done, self.upto_, row = last, descent.upto(last), dict[str, Any]()
+                yield from self._exchange(phases, t, done, last, tested, last if keeps else 0)
+                if done < t - self._lag < last:
+                    yield Round(t - self._lag)
+            done, self.upto_, row = last, self.upto(last), dict[str, Any]()
             if judged:
                 metrics = {"gamma": self.gamma_, "regularization": self.regularization_}
             found: Mapping[str, float] = {}
@@ -573,7 +604,7 @@ class FDSKL(Weighted):
                 metrics, found = yield from self._solve(phases, solved, again, last)
                 self.upto_ = dict(solved.upto)
             elif tested is not None:
-                counts = yield from phases.judge(tested, bins=self._yard.bins)
+                counts = yield from self._judge(phases, tested, count=True)
                 found = self._metrics(counts)
                 metrics |= found
             if tested is not None:
@@ -583,6 +614,14 @@ class FDSKL(Weighted):
             state["evaluated"] = spent.tolist()
             yield Round(done, row, save=self._save(phases, done, **state) if keeps else None)
         return {**metrics, **({"converged": not self.judged_.useless} if self.judged_ else {})}
+
+    def _judge(
+        self, phases: Phases, need: Need, *, count: bool, calibration: Sequence[float] = ()
+    ) -> Steps:
+        """Have the active parties predict held-out rows; return what they counted, if they may."""
+        bins = self._yard.bins if count else 0
+        known = np.array(calibration, np.float64)
+        return (yield from phases.judge(need, count=count, bins=bins, calibration=known))
 
     @property
     def _spent(self) -> NDArray[np.float64]:
@@ -644,7 +683,8 @@ class FDSKL(Weighted):
             self.upto_ = {int(k): int(v) for k, v in meta["upto"].items()}
             phases, need = self._phases(), Need(held_out_rows(self.plan_), self.upto_)
             yield from phases.advance(need)
-            yield from phases.judge(need, calibration=meta.get("calibration", ()))
+            told = meta.get("calibration", ())
+            yield from self._judge(phases, need, count=False, calibration=told)
             return {}
 
         self.conduct(grid, rounds, timeout=timeout)

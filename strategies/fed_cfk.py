@@ -9,37 +9,26 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import (
-    CheckpointError,
-    CohortError,
-    OptionError,
-    TableError,
-)
+from fedkern_flwr.errors import CheckpointError, OptionError, TableError
 from fedkern_flwr.gram import messages as wire
+from fedkern_flwr.gram import recommenders
 from fedkern_flwr.gram.dot_kernels import KernelName
 from fedkern_flwr.gram.messages import RANKING
-from fedkern_flwr.gram.recommenders import (
-    FEWEST_USERS,
-    LEARNERS,
-    MOST_STEPS,
-    NEIGHBOURS,
-    REGULARIZATION,
-    STEP,
-    ItemKernel,
-    Learner,
-    Recommender,
-    compact,
-)
+from fedkern_flwr.gram.recommenders import ItemKernel, Learner, Recommender
 from fedkern_flwr.method import Ask, Rounds, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 
-from .secure_gram import SecureGram
+from .secure_gram import SecureGram, not_for
 
 #: What recommendations depend on besides the kernel.
 _USED = ("learner", "regularization", "subtract_mean", "neighbours")
-_OLD: dict[str, Any] = {"learner": "cf-komd", "neighbours": NEIGHBOURS, "tuned": {}}  # of 0.1
+_OLD: dict[str, Any] = {
+    "learner": "cf-komd",
+    "neighbours": recommenders.NEIGHBOURS,
+    "tuned": {},
+}  # of 0.1
 
 
 class FedCFK(SecureGram):
@@ -105,12 +94,12 @@ class FedCFK(SecureGram):
                 code="FK-RECOMMEND-BINARY",
             )
         self._check_learner()
-        self.fill_in(neighbours=NEIGHBOURS)
+        self.fill_in(neighbours=recommenders.NEIGHBOURS)
 
     def _check_learner(self) -> None:
         """Fill in the learner; refuse options of others."""
         own = self.kernel != "cosine" or not self.subtract_mean
-        if self.regularization and not own and self.learner not in LEARNERS:
+        if self.regularization and not own and self.learner not in recommenders.LEARNERS:
             raise OptionError(
                 "regularization is in other units for each learner",
                 remedy="name the learner as well: ease, or cf-komd",
@@ -125,11 +114,7 @@ class FedCFK(SecureGram):
         }
         for name, wrong in others.items():
             if wrong:
-                raise OptionError(
-                    f"{name} is not for learner {self.learner}",
-                    remedy="leave it out",
-                    code="FK-OPTION-CONFLICT",
-                )
+                raise not_for(name, f"learner {self.learner}")
 
     def _reset(self) -> None:
         super()._reset()
@@ -150,7 +135,7 @@ class FedCFK(SecureGram):
     def regularization_(self) -> float:
         """The lambda that was given, or chosen, or that the choice starts from."""
         given = self.regularization or self.tuned_.get("regularization")
-        return float(given or REGULARIZATION[self.learner])
+        return float(given or recommenders.REGULARIZATION[self.learner])
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
@@ -179,41 +164,18 @@ class FedCFK(SecureGram):
 
     # -- what users do with the kernel
 
-    def item_kernel(self) -> ItemKernel:
-        """Return the kernel as users get it."""
-        return ItemKernel.of_gram(
-            self.gram_, self.items_, self.catalogue_, self.rows_, self.dot_kernel_
-        )
-
-    def _kernel_fields(self) -> dict[str, Any]:
-        """Return the fields of a request that carry a kernel."""
-        kernel = self.item_kernel()
-        return {
-            "kernel": self.kernel,
-            "degree": self.degree,
-            "gamma": kernel.kernel.gamma,
-            "coef0": self.coef0,
-            "users": self.rows_,
-            "learner": self.learner,
-            "regularization": self.regularization_,
-            "tune": False,
-            "summed": b"",
-            "subtract_mean": self.subtract_mean,
-            "neighbours": self.neighbours,
-            "rows": max(party.rows for party in self.parties_.values()),
-            "self_masks": self.self_masks,
-            "items": self.items_,
-            "coefficients": np.array(self.coefficients),
-            "mean": kernel.mean,
-            "squares": compact(kernel.squares),
-            "products": kernel.products,
-        }
+    def _offer(self, kind: type[wire.RecommendRequest], **tuning: Any) -> wire.RecommendRequest:
+        """Return a request that carries the kernel, with lambda or what it is chosen with."""
+        whole = self.gram_, self.items_, self.catalogue_, self.rows_
+        ranks = self.recommender(ItemKernel.of_gram(*whole, self.dot_kernel_))
+        rows = max(party.rows for party in self.parties_.values())
+        known = {"tune": False, "summed": b"", **tuning}
+        return kind.of(ranks, rows=rows, self_masks=self.self_masks, **known)
 
     def use(self) -> Steps:
         """Send the kernel; sum how good the recommendations are."""
-        assert self.sums is not None
         everybody = len(self._counted) - 1
-        cohort = self.sums.membership.cohorts[everybody]
+        cohort = self._cohort(everybody)
         if "judged" in self.saved_meta_:
             self.judged_ = self.saved_meta_["judged"]
             self.tuned_ = self.saved_meta_.get("tuned", {})
@@ -221,13 +183,9 @@ class FedCFK(SecureGram):
         if len(set(cohort.members) - self.spent_) < cohort.threshold:
             logger.warning("the recommendations are not judged again: nodes have answered before")
             return {}
-        sums = yield from self.sum_over(
-            wire.RANKING_SUM,
-            len(RANKING) + 2,
-            [everybody],
-            self._offer,
-            wire.RecommendReply,
-        )
+        tuning = {"tune": True, "summed": cohort.pack(self.survivors_)} if self.tunes else {}
+        offer = self._offer(wire.RecommendRequest, **tuning)
+        sums = yield from self.sum_over({everybody: offer}, wire.RecommendReply)
         self.judged_, total = sums[everybody]
         *figures, judged, steps = total
         evaluated = round(judged)
@@ -235,8 +193,10 @@ class FedCFK(SecureGram):
         if evaluated:
             ranking |= {n: float(v) / evaluated for n, v in zip(RANKING, figures, strict=True)}
         rows = [p.rows for p in self.parties_.values() if p.partition in self.judged_]
-        if self.tunes and max(rows) >= FEWEST_USERS:
-            found = REGULARIZATION[self.learner] * STEP ** (MOST_STEPS * float(steps) / sum(rows))
+        if self.tunes and max(rows) >= recommenders.FEWEST_USERS:
+            found = recommenders.REGULARIZATION[self.learner] * recommenders.STEP ** (
+                recommenders.MOST_STEPS * float(steps) / sum(rows)
+            )
             self.tuned_ = {"regularization": found, "by": "held-out ratings"}
         yield from self.save("used", judged=self.judged_, ranking=ranking)
         return ranking
@@ -245,16 +205,6 @@ class FedCFK(SecureGram):
     def tunes(self) -> bool:
         """Whether nodes choose lambda."""
         return not self.regularization and self.learner != "knn"
-
-    def _offer(self, cohort: int) -> wire.RecommendRequest:
-        """Return the kernel for all nodes."""
-        assert self.sums is not None
-        kernel = self._kernel_fields()
-        if self.tunes:
-            summed = self.sums.membership.cohorts[cohort].pack(self.survivors_)
-            start = REGULARIZATION[self.learner]
-            kernel |= {"tune": True, "summed": summed, "regularization": start}
-        return wire.RecommendRequest(**kernel)
 
     # -- recommendations with a kernel that was saved
 
@@ -327,26 +277,16 @@ class FedCFK(SecureGram):
                     remedy="bring the catalogue that the model was made with",
                     code="FK-MODEL-ITEMS",
                 )
-            return (yield from self._predict())
+            offer = self._offer(wire.PredictRequest)
+            others = "mend it and start again; the others have written theirs"
+            found = yield Ask(offer, reply=wire.PredictReply, remedy=others)
+            users = sum(reply.users for reply in found.replies.values())
+            if not users:
+                raise TableError(
+                    "no node writes recommendations",
+                    remedy="name recommendations in --node-config",
+                    code="FK-PREDICT-NOWHERE",
+                )
+            return {"items": len(self.items_), "users": users}
 
         self.conduct(grid, rounds, timeout=timeout)
-
-    def _predict(self) -> Rounds:
-        request = wire.PredictRequest(**self._kernel_fields())
-        found = yield Ask(request, reply=wire.PredictReply, least=0)
-        silent = [p.partition for p in self.parties_.values() if p.partition not in found.replies]
-        if silent:
-            raise CohortError(
-                f"partitions {', '.join(map(str, silent))} did not recommend, {self.attempts} "
-                "times in a row",
-                remedy="mend them and start again; the others have written theirs",
-                code="FK-PARTIES-LOST",
-            )
-        users = sum(reply.users for reply in found.replies.values())
-        if not users:
-            raise TableError(
-                "no node writes recommendations",
-                remedy="name recommendations in --node-config",
-                code="FK-PREDICT-NOWHERE",
-            )
-        return {"items": len(self.items_), "users": users}

@@ -9,6 +9,7 @@ however many are left.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -24,16 +25,17 @@ from fedkern_flwr.gram.dot_kernels import DotKernel, KernelName
 from fedkern_flwr.gram.matrix import pack, packed_diagonal, packed_size, quantisation_error, unpack
 from fedkern_flwr.gram.messages import (
     GramEncoding,
+    GramFacts,
     check_values,
     disjoint_cohorts,
-    ring_of,
     shows_few,
     supported,
 )
-from fedkern_flwr.method import Ask, Method, Round, Rounds, Save, Steps, SumSpec, option
+from fedkern_flwr.method import Ask, Method, Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.options import at_least
+from fedkern_flwr.secure_sum.membership import Cohort
 from fedkern_flwr.wire import DescribeReply, PhaseMessage
 
 MIN_SUPPORT = 5
@@ -43,7 +45,6 @@ DEPLOYED_SUPPORT = 20
 #: 100k at 0.7, a third of 12 at 1.25, none of 300 and more at 1.2. No ratio is proven to be safe.
 SAFER_ROWS_PER_ITEM = 2
 _FRACTION_BITS = 20
-Request = wire.SumRequest | wire.RecommendRequest
 
 
 class SecureGram(Method):
@@ -162,11 +163,7 @@ class SecureGram(Method):
         check_values(self.encoding, self.bound, self.fraction_bits)
         for name in ("min_support", "rows_per_item"):
             if getattr(self, name) and not counts:
-                raise OptionError(
-                    f"{name} is for encoding counts: real features have no support",
-                    remedy="leave it out",
-                    code="FK-OPTION-CONFLICT",
-                )
+                raise not_for(name, "real features, which have no support")
         self._by_place = counts and self.min_support is None
         self.fill_in(min_support=MIN_SUPPORT if counts else 0)
         if self.drop_outs is False and self.threshold is not None:
@@ -178,11 +175,7 @@ class SecureGram(Method):
         self.coefficients = tuple(float(a) for a in coefficients or ())
         for name, kernels in _KERNELS_WITH.items():
             if getattr(self, name) not in (None, ()) and self.kernel not in kernels:
-                raise OptionError(
-                    f"{name} is not for kernel {self.kernel}",
-                    remedy="leave it out",
-                    code="FK-OPTION-CONFLICT",
-                )
+                raise not_for(name, f"kernel {self.kernel}")
         self.fill_in(degree=2, coef0=1.0)
         binary = self.encoding == "counts" and self.bound == 1
         if self._kernel(1).needs_binary and not binary:  # makes it: refuses what cannot be
@@ -407,59 +400,51 @@ class SecureGram(Method):
 
     def sum_over(
         self,
-        name: str,
-        length: int,
-        cohorts: Iterable[int],
-        request: Callable[[int], Request],
+        requests: Mapping[int, wire.GramRequest],
         reply: type[PhaseMessage],
         *,
         unfit: Callable[[int, Sequence[int]], str] = lambda cohort, who: "",
     ) -> Steps:
         """Sum vectors over cohorts at once; what too few have answered is repeated.
 
-        A cohort is asked one request, to which its sum is bound.
+        ``requests`` are cohort -> what all of its members are asked.
 
         Returns
         -------
         dict
             Cohort -> (partitions in the sum, total).
         """
-        assert self.sums is not None
         asked: dict[int, PhaseMessage] = {}
-        terms = []
-        for cohort in cohorts:
-            one = request(cohort)
-            asked |= dict.fromkeys(self.sums.membership.cohorts[cohort].members, one)
-            terms.append(
-                SumSpec(
-                    name=name,
-                    length=length,
-                    encoding=ring_of(one),
-                    cohort=cohort,
-                    self_masks=one.self_masks,
-                    bound=True,
-                    unfit=partial(unfit, cohort),
-                    label=str(cohort),
-                )
-            )
-        found = yield Ask(asked, reply=reply, sums=terms, until="enough")
+        sums = []
+        for cohort, request in requests.items():
+            asked |= dict.fromkeys(self._cohort(cohort).members, request)
+            own: dict[str, Any] = {"cohort": cohort, "label": str(cohort)}
+            own["unfit"] = partial(unfit, cohort)
+            sums += [replace(spec, **own) for spec in request.sums(self.facts(cohort))]
+        found = yield Ask(asked, reply=reply, sums=sums, until="enough")
         return {int(c): (found.contributors[c], total) for c, total in found.totals.items()}
+
+    def facts(self, cohort: int) -> GramFacts:
+        """Return what is public of a cohort: its nodes compare it with what they have signed."""
+        members = self._cohort(cohort).members
+        rows = (p.rows for p in self.parties_.values() if p.partition in members)
+        return GramFacts(len(members), max(rows), self.catalogue_)
+
+    def _cohort(self, number: int) -> Cohort:
+        assert self.sums is not None
+        return self.sums.membership.cohorts[number]
 
     def sum_counts(self) -> Steps:
         """Find the items that enough rows have."""
         self.items_ = np.arange(self.catalogue_, dtype=np.int32)
         self.counts_ = np.zeros(self.catalogue_, np.int64)
         for cohort in range(len(self._members)):
-            ring_of(self._matrix_request(cohort))  # refused if it has no room, before any sum
+            self._matrix_request(cohort).sums(self.facts(cohort))  # has room, or nothing is summed
         if not self.counts_items:
             return
-        sums = yield from self.sum_over(
-            wire.COUNTS_SUM,
-            self.catalogue_,
-            range(len(self._members)),
-            lambda cohort: wire.CountsRequest(**self._public(cohort)),
-            wire.CountsReply,
-        )
+        cohorts = range(len(self._members))
+        requests = {cohort: wire.CountsRequest(**self._public(cohort)) for cohort in cohorts}
+        sums = yield from self.sum_over(requests, wire.CountsReply)
         self._counted[: len(sums)] = [who for who, _ in sums.values()]
         totals = [total for _, total in sums.values()]
         self.counts_ = np.sum(totals, axis=0)
@@ -518,7 +503,6 @@ class SecureGram(Method):
             None of the cohorts that are left answers.
         """
         size = packed_size(len(self.items_))
-        length = size + self._sums_supports * len(self.items_)
         few = np.zeros(len(self.items_), bool)
         known = self.saved_meta_ if self.saved_meta_.get("stage") == "round" else {}
         done = list(known.get("done", []))
@@ -532,14 +516,8 @@ class SecureGram(Method):
         while left:
             chosen = left.pop(0)
             try:
-                sums = yield from self.sum_over(
-                    wire.GRAM_SUM,
-                    length,
-                    chosen,
-                    self._matrix_request,
-                    wire.MatrixReply,
-                    unfit=self.too_few,
-                )
+                requests = {cohort: self._matrix_request(cohort) for cohort in chosen}
+                sums = yield from self.sum_over(requests, wire.MatrixReply, unfit=self.too_few)
             except CohortError as error:
                 late += 1
                 if late > len(left):
@@ -575,10 +553,9 @@ class SecureGram(Method):
             self.gram_, self.items_ = self.gram_[np.ix_(~few, ~few)], self.items_[~few]
 
     def _matrix_request(self, cohort: int) -> wire.MatrixRequest:
-        assert self.sums is not None
         return wire.MatrixRequest(
             **self._public(cohort),
-            counted=self.sums.membership.cohorts[cohort].pack(self._counted[cohort]),
+            counted=self._cohort(cohort).pack(self._counted[cohort]),
             supports=self._sums_supports,
             items=self.items_,
         )
@@ -590,10 +567,9 @@ class SecureGram(Method):
 
     def too_few(self, cohort: int, who: Sequence[int]) -> str:
         """Say what is wrong with the nodes in a sum of matrices; empty if nothing is."""
-        assert self.sums is not None
         counted = self._counted[cohort]
         summed = set(counted) & set(who)
-        least = max(self.sums.membership.cohorts[cohort].threshold, self.min_cohort)
+        least = max(self._cohort(cohort).threshold, self.min_cohort)
         if len(summed) < least:
             return f"{len(summed)} nodes with item counts are left, at least {least} must be"
         if self._rows_of(summed) < self._least_rows:
@@ -611,10 +587,10 @@ class SecureGram(Method):
             )
         return ""
 
-    def sum_cross(self, largest: int) -> Steps:
+    def sum_cross(self, catalogue: int) -> Steps:
         """Return the products of new items with those of K, and their squares."""
         present = [p for p in self.parties_.values() if p.partition in self.survivors_]
-        if sum(p.rows for p in present) != self.rows_ or present[0].features != self.catalogue_:
+        if sum(p.rows for p in present) != self.rows_ or present[0].features != catalogue:
             raise _other_nodes()
         sizes = sorted({party.test_rows for party in present})
         if len(sizes) > 1 or not sizes[0]:
@@ -624,15 +600,9 @@ class SecureGram(Method):
                 code="FK-ITEMS-NEW",
             )
         new, kept = sizes[0], len(self.items_)
-        public = {**self._public(0), "rows": largest, "self_masks": False}
+        public = {**self._public(0), "self_masks": False}
         request = wire.CrossRequest(**public, new_items=new, items=self.items_)
-        sums = yield from self.sum_over(
-            wire.CROSS_SUM,
-            new * (kept + 1),
-            [0],
-            lambda cohort: request,
-            wire.CrossReply,
-        )
+        sums = yield from self.sum_over({0: request}, wire.CrossReply)
         total = sums[0][1] * 4.0**-self.fraction_bits
         return total[: new * kept].reshape(new, kept), total[new * kept :]
 
@@ -642,13 +612,13 @@ class SecureGram(Method):
 
     def _public(self, cohort: int) -> dict[str, Any]:
         """Return the fields of every request for a sum of a cohort."""
-        members = set(self._members[cohort])
+        facts = self.facts(cohort)
         return {
             "encoding": self.encoding,
             "bound": self.bound,
             "fraction_bits": self.fraction_bits,
-            "rows": max(p.rows for p in self.parties_.values() if p.partition in members),
-            "parties": len(members),
+            "rows": facts.rows,
+            "parties": facts.parties,
             "self_masks": self.self_masks,
         }
 
@@ -690,7 +660,7 @@ class SecureGram(Method):
         found: list[Any] = []
 
         def rounds(parties: Sequence[DescribeReply]) -> Rounds:
-            found.extend((yield from self.sum_cross(int(meta["largest"]))))
+            found.extend((yield from self.sum_cross(int(meta["catalogue"]))))
             return {}
 
         self.conduct(grid, rounds, timeout=timeout)
@@ -730,6 +700,13 @@ _KERNELS_WITH: dict[str, tuple[str, ...]] = {
     "coef0": ("poly",),
     "coefficients": ("series",),
 }
+
+
+def not_for(name: str, what: str) -> OptionError:
+    """Return the error of an option that does nothing with another."""
+    return OptionError(
+        f"{name} is not for {what}", remedy="leave it out", code="FK-OPTION-CONFLICT"
+    )
 
 
 def _other_nodes() -> CheckpointError:

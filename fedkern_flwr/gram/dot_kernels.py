@@ -26,6 +26,7 @@ KERNELS: tuple[str, ...] = get_args(KernelName)
 
 _BLOCK_BYTES = 4 << 20  # of the rows that are computed at once
 _LIMB = 60  # bits: sums of four such integers fit 64
+_AT_LEAST_0 = "at least 0, or the kernel is not positive semi-definite"
 
 
 @dataclass(frozen=True)
@@ -83,34 +84,23 @@ class DotKernel:
                 remedy=f"use one of {', '.join(KERNELS)}",
                 code="FK-OPTION-CHOICE",
             )
-        if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 1:
-            raise OptionError(
-                f"degree is {self.degree}",
-                remedy="use a whole number of at least 1",
-                code="FK-OPTION-RANGE",
-            )
-        if not 0.0 < self.gamma < math.inf:
-            raise OptionError(
-                f"gamma is {self.gamma}", remedy="use a positive number", code="FK-OPTION-RANGE"
-            )
-        if not 0.0 <= self.coef0 < math.inf:
-            raise OptionError(
-                f"coef0 is {self.coef0}",
-                remedy="use at least 0, or the kernel is not positive semi-definite",
-                code="FK-OPTION-RANGE",
-            )
         if self.name == "series" and not self.coefficients:
             raise OptionError(
                 "the series has no coefficients",
                 remedy="give one for each power, from 0 on",
                 code="FK-OPTION-PARTNER",
             )
-        if not all(0.0 <= value < math.inf for value in self.coefficients):
-            raise OptionError(
-                f"coefficients are {self.coefficients}",
-                remedy="use at least 0, or the kernel is not positive semi-definite",
-                code="FK-OPTION-RANGE",
-            )
+        whole = isinstance(self.degree, int) and not isinstance(self.degree, bool)
+        weights = (("coef0", self.coef0), *(("coefficient", a) for a in self.coefficients))
+        for name, value, fits, remedy in (
+            ("degree", self.degree, whole and self.degree >= 1, "a whole number of at least 1"),
+            ("gamma", self.gamma, 0.0 < self.gamma < math.inf, "a positive number"),
+            *((name, value, 0.0 <= value < math.inf, _AT_LEAST_0) for name, value in weights),
+        ):
+            if not fits:
+                raise OptionError(
+                    f"{name} is {value}", remedy=f"use {remedy}", code="FK-OPTION-RANGE"
+                )
 
     @property
     def needs_binary(self) -> bool:

@@ -186,13 +186,7 @@ def local_gram(x: Rows, bits: int) -> NDArray[np.signedinteger[Any]]:
             f"there is no {bits}-bit ring", remedy="use 16, 32 or 64 bits", code="FK-OPTION-CHOICE"
         )
     x = _integer_rows(x)
-    largest = _largest_norm(x)
-    if largest >= 2.0 ** (bits - 1):
-        raise TableError(
-            f"the products of the features overflow a {bits}-bit ring",
-            remedy="declare the bound that the features have",
-            code="FK-SUM-OVERFLOW",
-        )
+    largest = _checked_products(_largest_norm(x), bits)
     users, items = x.shape
     packed = np.zeros(packed_size(items), _SIGNED[bits])
     if users == 1:
@@ -229,13 +223,8 @@ def cross_gram(new: Rows, x: Rows) -> Integers:
     new, x = _integer_rows(new), _integer_rows(x)
     if new.shape[0] != x.shape[0]:
         raise OptionError("the two tables have different numbers of users", code="FK-SHAPE-DIFFERS")
-    largest = math.sqrt(_largest_norm(new)) * math.sqrt(_largest_norm(x))
-    if largest >= 2.0**63:
-        raise TableError(
-            "the products of the features overflow a 64-bit ring",
-            remedy="declare the bound that the features have",
-            code="FK-SUM-OVERFLOW",
-        )
+    norms = math.sqrt(_largest_norm(new)) * math.sqrt(_largest_norm(x))
+    largest = _checked_products(norms, 64)
     rows, items = new.shape[1], x.shape[1]
     total = np.zeros((rows, items), np.int64)
     height = max(1, _BLOCK_BYTES // (8 * max(1, items)))
@@ -388,6 +377,17 @@ def _largest_norm(x: Rows) -> float:
     return float(norms.max(initial=0.0))
 
 
+def _checked_products(largest: float, bits: int) -> float:
+    """Return the largest product of two columns; refuse one that a ring does not hold."""
+    if largest >= 2.0 ** (bits - 1):
+        raise TableError(
+            f"the products of the features overflow a {bits}-bit ring",
+            remedy="declare the bound that the features have",
+            code="FK-SUM-OVERFLOW",
+        )
+    return largest
+
+
 def _check_packed(packed: Array, items: int) -> None:
     if packed.shape != (packed_size(items),):
         raise ProtocolError(
@@ -474,17 +474,8 @@ def quantise(x: Rows, fraction_bits: int, bound: float) -> Integers:
     x = x.toarray() if is_sparse(x) else np.asarray(x)
     _check_table(x)
     scaled: Floats = x.astype(np.float64)
-    largest = _largest_absolute(scaled)
-    if not math.isfinite(largest):
-        raise TableError(
-            "features hold NaN or infinite values", remedy="clean the data", code="FK-VALUES-FINITE"
-        )
-    if largest > bound:
-        raise TableError(
-            f"features exceed their declared bound of {bound:g}",
-            remedy="scale the data, or declare a larger bound for all clients",
-            code="FK-VALUES-BOUND",
-        )
+    if _largest_absolute(scaled) > bound:
+        raise _beyond(bound)
     scaled *= 2.0**fraction_bits  # exact
     whole: Floats = np.rint(scaled, out=scaled)
     return whole.astype(np.int64)
@@ -610,10 +601,7 @@ def _check_table(x: Rows) -> None:
 def _check_counts(values: Array, bound: float) -> None:
     if not values.size:
         return
-    if not math.isfinite(_largest_absolute(values)):
-        raise TableError(
-            "features hold NaN or infinite values", remedy="clean the data", code="FK-VALUES-FINITE"
-        )
+    _largest_absolute(values)  # are finite
     whole = values.dtype.kind != "f" or bool((np.floor(values) == values).all())
     if not whole or values.min() < 0:
         raise TableError(
@@ -621,19 +609,26 @@ def _check_counts(values: Array, bound: float) -> None:
             remedy='use encoding "fixed-point"',
             code="FK-VALUES-COUNTS",
         )
-    if values.max().item() > bound:
-        raise TableError(
-            f"features exceed their declared bound of {bound:g}",
-            remedy="declare a larger bound for all clients",
-            code="FK-VALUES-BOUND",
-        )
+    if values.max().item() > bound:  # a float of it could be the bound, beyond 2^53
+        raise _beyond(bound)
+
+
+def _beyond(bound: float) -> TableError:
+    return TableError(
+        f"features exceed their declared bound of {bound:g}",
+        remedy="scale the data, or declare a larger bound for all clients",
+        code="FK-VALUES-BOUND",
+    )
 
 
 def _largest_absolute(values: Array) -> float:
-    """Return the largest absolute value, 0 of none, NaN if there is one."""
-    if not values.size:
-        return 0.0
-    return max(abs(float(values.max())), abs(float(values.min())))
+    """Return the largest absolute value, 0 of none; refuse what is not finite."""
+    ends = [abs(float(values.max())), abs(float(values.min()))] if values.size else [0.0]
+    if not all(map(math.isfinite, ends)):
+        raise TableError(
+            "features hold NaN or infinite values", remedy="clean the data", code="FK-VALUES-FINITE"
+        )
+    return max(ends)
 
 
 def is_sparse(x: Rows) -> bool:

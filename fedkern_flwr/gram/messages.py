@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError
+from ..exchange import SumSpec
 from ..secure_sum import Encoding
 from ..seeding import derive_seed
 from ..wire.message import Message, array
-from .matrix import entry_bound, smallest_ring
+from .dot_kernels import DotKernel
+from .matrix import entry_bound, packed_size, smallest_ring
+from .recommenders import ItemKernel, Recommender, compact
 
 #: Rows that are not zero, per item.
 COUNTS_SUM = "item counts"
@@ -36,15 +40,44 @@ RANKING = ("auc", "ndcg@100", "recall@100", "ndcg@10", "recall@20")
 
 Counts = NDArray[np.int64]
 Items = NDArray[Any]
-Reals = NDArray[Any]
-Products = NDArray[Any]
+Numbers = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class GramFacts:
+    """What is public of a cohort and decides its sum.
+
+    Attributes
+    ----------
+    parties : int
+        Nodes in the cohort.
+    rows : int
+        Most rows of one of them.
+    items : int
+        Of the catalogue.
+    """
+
+    parties: int
+    rows: int
+    items: int
 
 
 class GramRequest(Message):
     """What every request of the method carries."""
 
+    what: ClassVar[str] = ""  # is summed
     session: str = ""
     round: int = 0  # grows with every exchange, so that duplicates are noticed
+
+    def sums(self, facts: GramFacts) -> list[SumSpec]:
+        """Declare the sum that the request asks for, to which those asked the same contribute.
+
+        Raises
+        ------
+        OptionError
+            No ring has room for it.
+        """
+        return []
 
 
 class GramReply(Message):
@@ -66,9 +99,21 @@ class SumRequest(GramRequest):
     # Whether the sum can do without nodes that drop out; it is opened in an exchange of its own.
     self_masks: bool = True
 
+    def ring(self, facts: GramFacts) -> Encoding:
+        """Return the ring of products of two cells."""
+        return matrix_encoding(facts.parties, facts.rows, self.bound, self.fraction_bits)
+
 
 class CountsRequest(SumRequest, phase="gram-counts"):
     """Sum how many rows have each item."""
+
+    what = COUNTS_SUM
+
+    def sums(self, facts: GramFacts) -> list[SumSpec]:
+        """Declare the item counts."""
+        return [
+            _sum(self, facts.items, counts_encoding(facts.parties, facts.rows), self.self_masks)
+        ]
 
 
 class CountsReply(GramReply, phase="gram-counts"):
@@ -78,11 +123,17 @@ class CountsReply(GramReply, phase="gram-counts"):
 class MatrixRequest(SumRequest, phase="gram-matrix"):
     """Sum the Gram matrix of some items."""
 
+    what = GRAM_SUM
     # The nodes of the cohort whose rows are summed, a bit each, the same for all. Who missed the
     # item counts adds zeros, for its masks.
     counted: bytes
     supports: bool  # whether the rows that have each item are counted again, after the matrix
     items: Items = array("items", dtype="index")  # ascending
+
+    def sums(self, facts: GramFacts) -> list[SumSpec]:
+        """Declare the packed matrix, and the rows that have each item."""
+        length = packed_size(len(self.items)) + self.supports * len(self.items)
+        return [_sum(self, length, self.ring(facts), self.self_masks)]
 
 
 class MatrixReply(GramReply, phase="gram-matrix"):
@@ -92,17 +143,30 @@ class MatrixReply(GramReply, phase="gram-matrix"):
 class CrossRequest(SumRequest, phase="gram-cross"):
     """Sum the products of the node's new items with the old ones."""
 
+    what = CROSS_SUM
     new_items: int  # how many there must be
     items: Items = array("items", dtype="index")  # the old ones, ascending
+
+    def sums(self, facts: GramFacts) -> list[SumSpec]:
+        """Declare the products and the squares, of all nodes of the model."""
+        length = self.new_items * (len(self.items) + 1)
+        return [_sum(self, length, self.ring(facts), False)]
 
 
 class CrossReply(GramReply, phase="gram-cross"):
     """The node's products are in the sum."""
 
 
+#: Fields of a request that are those of a kernel, of its items, and of what ranks by them.
+_OF_KERNEL = ("degree", "gamma", "coef0")
+_OF_ITEMS = ("users", "mean", "items", "products")
+_OF_RANKS = ("learner", "regularization", "subtract_mean", "neighbours")
+
+
 class RecommendRequest(GramRequest, phase="gram-recommend"):
     """The kernel. Rank the items for each user, on the device."""
 
+    what = RANKING_SUM
     kernel: str  # this and the next three: see :class:`fedkern_flwr.gram.dot_kernels.DotKernel`
     degree: int
     gamma: float
@@ -117,10 +181,32 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
     rows: int  # most users of a node
     self_masks: bool = True  # see :class:`SumRequest`
     items: Items = array("items", dtype="index")  # of the kernel, ascending
-    coefficients: Reals = array("terms", dtype="float64")  # of kernel "series"
-    mean: Reals = array("items", dtype="float64")  # of each row of the kernel
-    squares: Products = array("items", dtype="ring")  # diagonal of the Gram matrix
-    products: Products = array("products", dtype="ring")  # the Gram matrix, packed
+    coefficients: Numbers = array("terms", dtype="float64")  # of kernel "series"
+    mean: Numbers = array("items", dtype="float64")  # of each row of the kernel
+    squares: Numbers = array("items", dtype="ring")  # diagonal of the Gram matrix
+    products: Numbers = array("products", dtype="ring")  # the Gram matrix, packed
+
+    def sums(self, facts: GramFacts) -> list[SumSpec]:
+        """Declare the figures that :data:`RANKING_SUM` names."""
+        return [_sum(self, len(RANKING) + 2, ranking_encoding(facts.rows), self.self_masks)]
+
+    @classmethod
+    def of(cls, ranks: Recommender, **more: Any) -> Self:
+        """Return a request that carries what ranks items."""
+        items, kernel = ranks.kernel, ranks.kernel.kernel
+        named = ((ranks, _OF_RANKS), (items, _OF_ITEMS), (kernel, _OF_KERNEL))
+        found = {name: getattr(one, name) for one, names in named for name in names}
+        found |= {"kernel": kernel.name, "coefficients": np.array(kernel.coefficients)}
+        return cls(**found, squares=compact(items.squares), **more)
+
+    def recommender(self, catalogue: int) -> Recommender:
+        """Return what ranks the items of a catalogue."""
+        own = vars(self)
+        terms = tuple(self.coefficients.tolist())
+        kernel = DotKernel(self.kernel, coefficients=terms, **{k: own[k] for k in _OF_KERNEL})
+        parts = {k: own[k] for k in (*_OF_ITEMS, "squares")}
+        items = ItemKernel(kernel=kernel, catalogue=catalogue, **parts)
+        return Recommender(kernel=items, **{k: own[k] for k in _OF_RANKS})
 
 
 class RecommendReply(GramReply, phase="gram-recommend"):
@@ -130,6 +216,10 @@ class RecommendReply(GramReply, phase="gram-recommend"):
 class PredictRequest(RecommendRequest, phase="gram-predict"):
     """A kernel that was saved. Rank the items for each user; nothing is summed."""
 
+    def sums(self, facts: GramFacts) -> list[SumSpec]:
+        """Declare no sums."""
+        return []
+
 
 class PredictReply(GramReply, phase="gram-predict"):
     """The node is done."""
@@ -137,7 +227,14 @@ class PredictReply(GramReply, phase="gram-predict"):
     users: int  # that have recommendations, 0 if the node writes none
 
 
-# -- rings, cohorts, and the items that are kept
+# -- sums and their rings, cohorts, and the items that are kept
+
+
+def _sum(request: GramRequest, length: int, ring: Encoding, self_masks: bool) -> SumSpec:
+    """Return a sum to which only those contribute who were asked the same."""
+    return SumSpec(
+        name=request.what, length=length, encoding=ring, self_masks=self_masks, bound=True
+    )
 
 
 def _integers(parties: int, entry: int) -> Encoding:
@@ -166,21 +263,6 @@ def counts_encoding(parties: int, rows: int) -> Encoding:
 def ranking_encoding(rows: int) -> Encoding:
     """Return the ring of ranking metrics, each between 0 and 1 for each of ``rows`` users."""
     return Encoding.fixed_point(float(max(1, rows)))
-
-
-def ring_of(request: SumRequest | RecommendRequest) -> Encoding:
-    """Return the ring of the sum that a request asks for.
-
-    Raises
-    ------
-    OptionError
-        None has room.
-    """
-    if isinstance(request, RecommendRequest):
-        return ranking_encoding(request.rows)
-    if isinstance(request, CountsRequest):
-        return counts_encoding(request.parties, request.rows)
-    return matrix_encoding(request.parties, request.rows, request.bound, request.fraction_bits)
 
 
 def check_values(encoding: str, bound: float, fraction_bits: int) -> None:

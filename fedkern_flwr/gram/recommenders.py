@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -111,47 +111,6 @@ class ItemKernel:
         """The items that are not in it, ascending."""
         return np.setdiff1d(np.arange(self.catalogue), self.items)
 
-    def scores(
-        self,
-        positives: NDArray[Any],
-        regularization: float,
-        *,
-        subtract_mean: bool = True,
-        without: NDArray[np.intp] | None = None,
-    ) -> Floats:
-        """Return the scores of all items for a user.
-
-        Parameters
-        ----------
-        positives : ndarray of int
-            Items that the user likes; those that are not in the kernel are ignored. A user without
-            any gets the mean of each row, which favours items that go with many; so does a user
-            whose part of the kernel cannot be fitted to.
-        regularization : float
-            lambda.
-        subtract_mean : bool (default: True)
-            Whether the scores are those of CF-KOMD, K[:, P] a - q, or K[:, P] a.
-        without : ndarray of int, optional
-            See :meth:`columns`.
-
-        Returns
-        -------
-        ndarray, shape (catalogue,)
-            Zero for items that are not in the kernel.
-        """
-        found = np.zeros(self.catalogue)
-        known = self.positions(positives)
-        found[self.items] = self.mean
-        if not len(known):
-            return found
-        try:
-            columns = self.columns(known, without)
-            alpha = _fit(columns[known], self.mean[known], regularization)
-        except (OptionError, ValueError, np.linalg.LinAlgError):
-            return found  # an error would tell the server which items the user likes
-        found[self.items] = item_scores(columns, alpha, self.mean if subtract_mean else None)
-        return found
-
     def positions(self, positives: NDArray[Any]) -> NDArray[np.intp]:
         """Return where a user's items are, of those in the kernel."""
         return np.flatnonzero(np.isin(self.items, positives))
@@ -171,17 +130,6 @@ class ItemKernel:
             products[without] -= 1.0
             squares[without] -= 1.0
         return self.kernel.block(products, squares, squares[positions], users)
-
-
-def _fit(kernel: Floats, mean: Floats, regularization: float) -> Floats:
-    """Fit a user; a kernel that is singular to working precision gets a larger lambda."""
-    try:
-        return fit_user(kernel, mean, regularization)
-    except OptionError:
-        least = float(np.linalg.eigvalsh(kernel)[0])
-        if least + regularization > _LEAST:
-            raise
-        return fit_user(kernel, mean, _LEAST - least)
 
 
 def compact(numbers: NDArray[Any]) -> NDArray[Any]:
@@ -207,7 +155,7 @@ class Recommender:
     regularization : float
         lambda, of ease and cf-komd.
     subtract_mean : bool (default: True)
-        Of cf-komd, see :meth:`ItemKernel.scores`.
+        Of cf-komd: whether q is subtracted from the scores.
     neighbours : int
         Of knn.
     """
@@ -223,9 +171,10 @@ class Recommender:
 
         EASE: with P = (K + p / (1 - p) diag(K) + lambda I)^-1, p = ``DROPOUT``, and B_ji =
         -P_ji / P_ii (0 where j = i) the score of item i is the sum of B_ji over what the user
-        likes. knn: the sum of the kernel between i and the
+        likes. CF-KOMD: K[:, P] a - q, or K[:, P] a. knn: the sum of the kernel between i and the
         liked items that are among its ``neighbours`` nearest (and as near as the last of these).
-        Without liked items in the matrix, and where it cannot be inverted: popularity.
+        A user without liked items in the matrix, and one whose part of it cannot be inverted or
+        fitted to, gets what goes with many: of cf-komd q, of others popularity.
 
         Parameters
         ----------
@@ -240,22 +189,35 @@ class Recommender:
         ndarray, shape (catalogue,)
             Of items that are not in the matrix -inf, for cf-komd 0.
         """
-        kernel = self.kernel
-        row = None if own is None else np.flatnonzero(np.isin(kernel.items, own))
-        if self.learner == "cf-komd":
-            return kernel.scores(
-                liked, self.regularization, subtract_mean=self.subtract_mean, without=row
-            )
-        popular = kernel.squares.astype(np.float64)
-        known = kernel.positions(liked)
-        values = popular
-        if len(known) and self._weights is not None:
+        kernel, known = self.kernel, self.kernel.positions(liked)
+        row = None if own is None else kernel.positions(own)
+        komd = self.learner == "cf-komd"
+        usual = kernel.mean if komd else kernel.squares.astype(np.float64)
+        values = usual
+        if len(known) and komd:
+            # an error would tell the server which items the user likes
+            with suppress(OptionError, ValueError, np.linalg.LinAlgError):
+                values = self._komd(known, row)
+        elif len(known) and self._weights is not None:
             values = self._weights[known].sum(axis=0)
             if self.learner == "ease":
                 values = self._ease(self._weights, values, known, row)
-        found = np.full(kernel.catalogue, -np.inf)
-        found[kernel.items] = values if np.isfinite(values).all() else popular
+        found = np.full(kernel.catalogue, 0.0 if komd else -np.inf)
+        found[kernel.items] = values if np.isfinite(values).all() else usual
         return found
+
+    def _komd(self, known: Items, row: Items | None) -> Floats:
+        """Fit a user; a kernel that is singular to working precision gets a larger lambda."""
+        columns, mean = self.kernel.columns(known, row), self.kernel.mean
+        own, penalty = columns[known], self.regularization
+        try:
+            alpha = fit_user(own, mean[known], penalty)
+        except OptionError:
+            least = float(np.linalg.eigvalsh(own)[0])
+            if least + penalty > _LEAST:
+                raise
+            alpha = fit_user(own, mean[known], _LEAST - least)
+        return item_scores(columns, alpha, mean if self.subtract_mean else None)
 
     def _ease(self, inverse: Floats, sums: Floats, known: Items, row: Items | None) -> Floats:
         """Return the sum of B over what is known, from that of P."""

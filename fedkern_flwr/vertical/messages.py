@@ -8,15 +8,81 @@ shall have. A sum per owner and chunk of rows holds what is missing, row by row.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from ..exchange import SumSpec
+from ..secure_sum import Encoding
 from ..table_parties import TableReply
 from ..wire.message import Message, array
 
 Floats = NDArray[Any]
 Index = NDArray[Any]
+
+LARGEST_OUTPUT = 1e6  # beyond it an iteration has diverged; the bound of sums of outputs
+
+
+@dataclass(frozen=True)
+class VerticalFacts:
+    """What is public of a run and decides its sums.
+
+    Attributes
+    ----------
+    phase_bits : int
+        16 or 32.
+    outputs : int or None
+        Columns of the targets; a party without labels does not know it.
+    names : ndarray of uint64, shape (n,)
+        The first half of the pseudonym of each row that phases are asked of.
+    """
+
+    phase_bits: int
+    outputs: int | None
+    names: NDArray[np.uint64]
+
+    def scores(self, name: str, rows: int, receiver: int) -> SumSpec:
+        """Return the sum of all parties' outputs at rows of one of them."""
+        return SumSpec(
+            name=name,
+            encoding=Encoding.fixed_point(LARGEST_OUTPUT),
+            length=None if self.outputs is None else rows * self.outputs,
+            receiver=receiver,
+            everybody=True,
+        )
+
+
+def phase_parts(
+    owner: int, names: NDArray[np.uint64], cuts: Index, known: Index, upto: int
+) -> Iterator[tuple[slice, str]]:
+    """Yield the chunks of rows of an owner's phases and the names of their sums.
+
+    A name binds a sum to its rows and directions. All parties make it from what they were asked
+    for: masks of parties that were asked for different rows do not cancel.
+
+    Parameters
+    ----------
+    owner : int
+        Partition that receives the sums.
+    names : ndarray of uint64, shape (n,)
+        Pseudonyms of the rows.
+    cuts : ndarray of int32
+        Ends of the chunks.
+    known : ndarray of int32, shape (n,)
+        Phases that the owner has of each row.
+    upto : int
+        Phases that it shall have.
+    """
+    ends = cuts.tolist()
+    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        span = slice(start, end)
+        digest = hashlib.sha256(np.ascontiguousarray(names[span], "<u8").tobytes())
+        digest.update(np.ascontiguousarray(known[span], "<i4").tobytes() + b"%d" % upto)
+        yield span, f"phases/{owner}/{number}#{digest.hexdigest()[:32]}"
 
 
 class VerticalDescribeReply(TableReply):
@@ -40,6 +106,10 @@ class VerticalRequest(Message):
     save_as: int = 0
     # Number of the last set of phases whose sums came with this request or before; 0 for none.
     delivered: int = 0
+
+    def sums(self, facts: VerticalFacts) -> list[SumSpec]:
+        """Declare the sums that the request asks for, each of which is one party's; here none."""
+        return []
 
 
 class VerticalReply(Message):
@@ -73,6 +143,22 @@ class StepRequest(VerticalRequest, phase="vertical-step"):
     decay: float  # 1 - gamma_t lambda
     finish_rows: Index = array("finished", dtype="index")  # the batches
     score_rows: Index = array("scored", dtype="index")
+
+    def sums(self, facts: VerticalFacts) -> list[SumSpec]:
+        """Declare the sums: the phases that each owner lacks, and the scores of a batch."""
+        found, circle = list[SumSpec](), Encoding.circle(facts.phase_bits)
+        for owner, known, upto in self.wanted():
+            for span, name in phase_parts(owner, facts.names, self.cuts, known, upto):
+                if length := int((upto - known[span]).sum()):
+                    about: dict[str, Any] = {"length": length, "receiver": owner}
+                    found.append(SumSpec(name=name, encoding=circle, everybody=True, **about))
+        if many := len(self.score_rows):
+            found.append(facts.scores(f"scores/{self.scorer}", many, self.scorer))
+        return found
+
+    def wanted(self) -> Iterator[tuple[int, Index, int]]:
+        """Yield each owner, how many phases it has of each row, and how many it shall have."""
+        return zip(self.owners.tolist(), self.known, self.upto.tolist(), strict=True)
 
 
 class StepReply(VerticalReply, phase="vertical-step"):
@@ -118,6 +204,11 @@ class OutcomeRequest(VerticalRequest, phase="vertical-outcome"):
     sizes: Index = array("owners", dtype="index")  # how many
     rows: Index = array("rows", dtype="index")  # these rows, one owner after the other
     calibration: Floats = array("calibration", dtype="float64")  # of a saved model, see Calibration
+
+    def sums(self, facts: VerticalFacts) -> list[SumSpec]:
+        """Declare the sums: the scores of each owner's held-out rows."""
+        owners = zip(self.owners.tolist(), self.sizes.tolist(), strict=True)
+        return [facts.scores(f"outcome/{a}", n, a) for a, n in owners if self.scoring and n]
 
 
 class OutcomeReply(VerticalReply, phase="vertical-outcome"):

@@ -6,7 +6,6 @@ matches keyed hashes of ids; it sees which rows a party has, and no id.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ logger = logging.getLogger("fedkern_flwr")
 
 ACTIVE, PASSIVE = "active", "passive"
 MissingRows = Literal["error", "drop-row"]
-MISSING_ROWS = ("error", "drop-row")
 #: Refuses partitions that clash and pseudonyms that come twice.
 check_parties = partial(
     check_tables,
@@ -33,8 +31,6 @@ check_parties = partial(
     kinds="an active nor a passive party",
     client="VerticalKernelClient",
 )
-LARGEST_OUTPUT = 1e6  # beyond it an iteration has diverged; the bound of sums of outputs
-LARGEST_LOSS = 100.0  # mean of a batch, beyond which as well; that of outputs of zero is at most 1
 
 
 @dataclass(frozen=True)
@@ -57,8 +53,8 @@ class VerticalPlan:
 
     parties: tuple[int, ...]
     actives: tuple[int, ...]
-    train: Mapping[int, slice]
-    test: Mapping[int, slice]
+    train: Mapping[int, range]
+    test: Mapping[int, range]
     rows: Mapping[int, Positions]
     dropped: int = 0
     names: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
@@ -71,60 +67,23 @@ class VerticalPlan:
     @property
     def training_rows(self) -> int:
         """Number of rows to learn from."""
-        return sum(part.stop - part.start for part in self.train.values())
+        return sum(map(len, self.train.values()))
 
     @property
     def test_rows(self) -> int:
         """Number of held-out rows."""
-        return sum(part.stop - part.start for part in self.test.values())
+        return sum(map(len, self.test.values()))
 
     def report(self) -> dict[str, Any]:
         """Return what was matched, as plain values for a result file."""
         return {
             "active_parties": {
-                str(a): {
-                    "training_rows": self.train[a].stop - self.train[a].start,
-                    "held_out_rows": self.test[a].stop - self.test[a].start,
-                }
+                str(a): {"training_rows": len(self.train[a]), "held_out_rows": len(self.test[a])}
                 for a in self.actives
             },
             "passive_parties": [p for p in self.parties if p not in self.actives],
             "dropped_rows": self.dropped,
         }
-
-
-def chunks(cuts: NDArray[np.int32]) -> list[slice]:
-    """Return the chunks of rows that end at ``cuts``."""
-    ends = cuts.tolist()
-    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def name_sum(
-    owner: int,
-    number: int,
-    names: NDArray[np.uint64],
-    known: NDArray[np.int32],
-    upto: int,
-) -> str:
-    """Return the name of a sum of phases, which binds it to its rows and directions.
-
-    All parties make it from what they were asked for: masks of parties that were asked for
-    different rows do not cancel.
-
-    Parameters
-    ----------
-    owner, number : int
-        Partition that receives the sum, and number of the chunk of rows.
-    names : ndarray of uint64, shape (n,)
-        Pseudonyms of the rows.
-    known : ndarray of int32, shape (n,)
-        Phases that the owner has of each row.
-    upto : int
-        Phases that it shall have.
-    """
-    digest = hashlib.sha256(np.ascontiguousarray(names, "<u8").tobytes())
-    digest.update(np.ascontiguousarray(known, "<i4").tobytes() + b"%d" % upto)
-    return f"phases/{owner}/{number}#{digest.hexdigest()[:32]}"
 
 
 def make_plan(
@@ -169,29 +128,26 @@ def make_plan(
             remedy="give at least one a feature column",
             code="FK-COLUMNS-NONE",
         )
+    kinds = [(train, party) for train in (True, False) for party in actives]
     wanted: list[Hashes] = []
-    kinds: list[tuple[int, bool]] = []
-    for train in (True, False):
-        for party in actives:
-            end = party.rows
-            part = party.ids[:end] if train else party.ids[end : end + party.test_rows]
-            wanted.append(part[:0] if train and predict else part)
-            kinds.append((party.partition, train))
+    for train, party in kinds:
+        start, end = (0, party.rows) if train else (party.rows, party.rows + party.test_rows)
+        wanted.append(party.ids[start : start if train and predict else end])
     hashes = np.concatenate(wanted)
     _check_once(hashes)
     positions = {p.partition: find_rows(hashes, p.ids) for p in parties}
     keep = _held_by_all(parties, positions, missing)
-    slices: dict[bool, dict[int, slice]] = {True: {}, False: {}}
+    parts: dict[bool, dict[int, range]] = {True: {}, False: {}}
     start = end = 0
-    for (partition, train), part in zip(kinds, wanted, strict=True):
+    for (train, party), part in zip(kinds, wanted, strict=True):
         kept = int(keep[start : start + len(part)].sum())
-        slices[train][partition] = slice(end, end + kept)
+        parts[train][party.partition] = range(end, end + kept)
         start, end = start + len(part), end + kept
     plan = VerticalPlan(
         tuple(p.partition for p in parties),
         tuple(p.partition for p in actives),
-        slices[True],
-        slices[False],
+        parts[True],
+        parts[False],
         {p: found[keep] for p, found in positions.items()},
         int((~keep).sum()),
         hashes[keep, 0],

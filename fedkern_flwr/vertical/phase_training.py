@@ -15,9 +15,8 @@ Data", 2020: the model and the objective.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,7 @@ from .phase_newton import (
 from .phases import Floats, Phases, blocks
 
 Mask = NDArray[np.bool_]
-#: By (multiple, regularization).
-Scores = dict[tuple[int, float], float]
+Scores = dict[tuple[int, float], float]  # by (multiple, regularization)
 
 #: Multiples of the base frequencies that are tried: widths of a Gaussian up to 64 times the base.
 MULTIPLES = (1, 2, 3, 4, 6, 8)
@@ -256,188 +254,148 @@ def fit(
     multiples = sorted(set(multiples))
     regularizations = sorted(set(regularizations), reverse=True)
     _check_candidates(multiples, regularizations, folds, len(targets))
-    kinds = _Kinds(classes, intercept, folder)
+    more: dict[str, Any] = {"intercept": intercept, "folder": folder}
 
     def train(multiple: int, regularization: float, start: Floats | None = None) -> Floats:
         progress(f"training on {len(phases):,} rows x {phases.shape[1]:,} features")
-        more: dict[str, Any] = {"intercept": intercept, "weights": weights, "folder": folder}
+        known = phases, targets, regularization, multiple
         if loss == "square":
-            return solve_square(phases, targets, regularization, multiple, **more)
-        return minimise(loss, phases, targets, regularization, multiple, start, **more)
+            return solve_square(*known, weights=weights, **more)
+        return minimise(loss, *known, start, weights=weights, **more)
 
     if len(multiples) * len(regularizations) == 1:
         trained = train(multiples[0], regularizations[0])
         return Fitted(trained, multiples[0], regularizations[0])
+
+    def trials(chosen: NDArray[np.intp], width: int) -> _Trials:
+        own = None if weights is None else weights[chosen]
+        return _Trials(phases[chosen, :width], targets[chosen], own, classes, **more)
+
     order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(targets))
-    sample, folds = order[:rows], min(folds, len(targets))
-    few = phases[:, : directions or (500 if classes else 1000)][sample]
-    own = None if weights is None else weights[sample]
-    search = partial(_search, few, targets[sample], own, kinds, regularizations, folds)
-    widths: Scores = {}
-    multiple = multiples[0]
+    folds = min(folds, len(targets))
+    few = trials(order[:rows], directions or (500 if classes else 1000))
+    many = np.sort(order[:_COMPARED])
+    held = np.isin(many, order[: len(many) // folds])
+    some = trials(many, _DIRECTIONS) if len(targets) > rows else None
+    multiple, near, widths, refined = multiples[0], 0.0, Scores(), Scores()
     if loss == "square" or len(multiples) > 1:
-        text = f"choosing a width on {len(few):,} rows x {few.shape[1]:,} features"
         for number, value in enumerate(multiples, 1):
-            progress(text, number, len(multiples))
-            widths |= search("square", value)
+            progress(f"choosing a width on {few}", number, len(multiples))
+            widths |= few.across("square", value, regularizations, folds)
         multiple, near = _best(widths, classes)
+        if some is not None:
+            place, close = multiples.index(multiple), _within(regularizations, near)
+            for value in multiples[max(0, place - 1) : place + 2]:
+                refined |= some.apart("square", value, close, held)
+            multiple, near = _best(refined, classes)
     scores = widths
-    if len(targets) <= rows:
-        if loss != "square":
-            progress(f"choosing lambda on {len(few):,} rows x {few.shape[1]:,} features")
-            scores = search(loss, multiple)
-        regularization = _best(scores, classes)[1]
-        trained = train(multiple, regularization)
-        return Fitted(trained, multiple, regularization, scores, widths)
-    some = _Trials.of(phases, targets, weights, kinds, order, folds)
-    refined: Scores = {}
-    if widths:
-        place = multiples.index(multiple)
-        for value in multiples[max(0, place - 1) : place + 2]:
-            refined |= some.score("square", value, _within(regularizations, near))
-        multiple, near = _best(refined, classes)
     if loss != "square":
-        progress(f"choosing lambda on {len(few):,} rows x {few.shape[1]:,} features")
-        scores = search(loss, multiple)
+        progress(f"choosing lambda on {few}")
+        scores = few.across(loss, multiple, regularizations, folds)
         near = _best(scores, classes)[1]
-        refined = some.score(loss, multiple, _within(regularizations, near))
-    multiple, regularization = _best(refined, classes)
-    start = some.start(regularization, phases.shape[1])
+        if some is not None:
+            refined = some.apart(loss, multiple, _within(regularizations, near), held)
+            near = _best(refined, classes)[1]
+    start = None if some is None else some.start(near, phases.shape[1])
     del some  # its features are large
-    trained = train(multiple, regularization, start)
-    return Fitted(trained, multiple, regularization, scores, widths, refined)
-
-
-@dataclass(frozen=True)
-class _Kinds:
-    """What all trials of a fit have in common."""
-
-    classes: int
-    intercept: bool
-    folder: Path | None
+    return Fitted(train(multiple, near, start), multiple, near, scores, widths, refined)
 
 
 def _within(regularizations: Sequence[float], near: float) -> list[float]:
     return [value for value in regularizations if 0.09 < value / near < 11.0]
 
 
-def _search(
-    few: Phases,
-    targets: Floats,
-    weights: Floats | None,
-    kinds: _Kinds,
+def _path(
+    problem: Problem,
+    equations: Equations,
     regularizations: Sequence[float],
-    folds: int,
-    loss: Loss,
-    multiple: int,
-) -> Scores:
-    """Return scores over all rows of a sample, each predicted without its fold."""
-    kept = Kept.make(few, multiple, kinds.intercept)
-    if loss == "square":  # closed forms of small lambda want float64
-        kept = Kept(kept.z.astype(np.float64), kept.basis, kept.intercept)
-    z, fold_of = kept.z, np.arange(len(targets)) % folds
-    predictions = {value: np.empty_like(targets) for value in regularizations}
-    singular = set[float]()
-    with threadpool_limits(1, "blas"):  # the matrices are too small to share
-        whole = add_equations(kept, targets, weights=weights)
-        for fold in range(folds):
-            held = fold_of == fold
-            out = add_equations(kept, targets, held, weights)
-            train = Equations(whole.gram - out.gram, whole.right - out.right, whole.rows - out.rows)
-            rows = ~held
-            shares = shares_of(train.rows, None if weights is None else weights[rows])
-            problem = Problem(loss, kept.of(rows), targets[rows], shares, train)
-            last, known = None, Curvatures()
-            for value in regularizations:
-                try:
-                    if loss == "square":
-                        last = solve(train, value)
-                    else:
-                        first = solve(train, value) if last is None else last
-                        last = problem.minimise(value, first, known)
-                except OptionError:  # too small for the precision of the features
-                    singular.add(value)
-                    continue
-                predictions[value][held] = multiply(z[held], last)
-    return _scores(predictions, singular, multiple, targets, kinds.classes, weights)
-
-
-def _scores(
-    predictions: Mapping[float, Floats],
-    singular: set[float],
-    multiple: int,
-    targets: Floats,
-    classes: int,
-    weights: Floats | None,
-) -> Scores:
-    found = {
-        (multiple, value): _score(outputs, targets, classes, weights)
-        for value, outputs in predictions.items()
-        if value not in singular
-    }
-    if not found:
-        raise OptionError(
-            "the normal equations are singular at each regularization",
-            remedy="use a larger regularization, or phases of 32 bits",
-            code="FK-EQUATIONS-SINGULAR",
-        )
-    return found
+    tell: Callable[[int], None] = lambda number: None,
+) -> Iterator[tuple[float, Floats]]:
+    """Yield lambda and its weights, found from those of the lambda before; none of the singular."""
+    model: Floats | None = None
+    known = Curvatures()
+    for number, value in enumerate(regularizations, 1):
+        tell(number)
+        try:
+            if model is None or problem.loss == "square":
+                model = solve(equations, value)
+            if problem.loss != "square":
+                model = problem.minimise(value, model, known)
+        except OptionError:  # too small for the precision of the features
+            continue
+        yield value, model
 
 
 @dataclass
 class _Trials:
-    """Some rows and directions, of which a fold is held out; features of one width at once."""
+    """Rows and directions on which candidates are compared, by rows that they have not seen."""
 
     phases: Phases
     targets: Floats
     weights: Floats | None
-    kinds: _Kinds
-    held: Mask
+    classes: int
+    intercept: bool
+    folder: Path | None
     kept: Kept | None = None
     models: dict[float, Floats] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls,
-        phases: Phases,
-        targets: Floats,
-        weights: Floats | None,
-        kinds: _Kinds,
-        order: NDArray[np.intp],
-        folds: int,
-    ) -> _Trials:
-        """Take the first rows of an order, of which the first fold is held out."""
-        held = np.zeros(len(targets), np.bool_)
-        held[order[: min(_COMPARED, len(order)) // folds]] = True
-        rows = np.sort(order[:_COMPARED])
-        own = None if weights is None else weights[rows]
-        return cls(phases[rows, :_DIRECTIONS], targets[rows], own, kinds, held[rows])
+    def __str__(self) -> str:
+        return f"{len(self.phases):,} rows x {self.phases.shape[1]:,} features"
 
-    def score(self, loss: Loss, multiple: int, regularizations: Sequence[float]) -> Scores:
-        """Return scores on the rows held out; keep the models of a loss for classes."""
+    def across(
+        self, loss: Loss, multiple: int, regularizations: Sequence[float], folds: int
+    ) -> Scores:
+        """Return scores over all rows, each predicted without its fold."""
+        kept = Kept.make(self.phases, multiple, self.intercept)
+        if loss == "square":  # closed forms of small lambda want float64
+            kept = Kept(kept.z.astype(np.float64), kept.basis, kept.intercept)
+        y, weights, fold_of = self.targets, self.weights, np.arange(len(self.targets)) % folds
+        predictions = {value: np.full_like(y, np.nan) for value in regularizations}
+        with threadpool_limits(1, "blas"):  # the matrices are too small to share
+            whole = add_equations(kept, y, weights=weights)
+            for fold in range(folds):
+                held = fold_of == fold
+                out = add_equations(kept, y, held, weights)
+                left = whole.rows - out.rows
+                train = Equations(whole.gram - out.gram, whole.right - out.right, left)
+                shares = shares_of(left, None if weights is None else weights[~held])
+                problem = Problem(loss, kept.of(~held), y[~held], shares, train)
+                for value, model in _path(problem, train, regularizations):
+                    predictions[value][held] = multiply(kept.z[held], model)
+        whole_ones = {k: f for k, f in predictions.items() if not np.isnan(f).any()}
+        return self._scores(multiple, whole_ones, np.ones(len(y), np.bool_))
+
+    def apart(
+        self, loss: Loss, multiple: int, regularizations: Sequence[float], held: Mask
+    ) -> Scores:
+        """Return scores on rows held out; keep the models of a loss for classes."""
         rows, width = self.phases.shape
-        learned = rows - int(self.held.sum())
+        learned = rows - int(held.sum())
         text = f"training on {learned:,} rows x {width:,} features"
-        self.kept = kept = Kept.make(self.phases, multiple, self.kinds.intercept, self.kinds.folder)
-        shares = np.where(self.held, 0.0, 1.0)[:, None] * shares_of(learned, self.weights, rows)
-        train = add_equations(kept, self.targets, ~self.held, self.weights)
-        problem, known = Problem(loss, kept, self.targets, shares, train), Curvatures()
-        model: Floats | None = None
-        predictions, singular = dict[float, Floats](), set[float]()
-        for number, value in enumerate(regularizations, 1):
+        self.kept = kept = Kept.make(self.phases, multiple, self.intercept, self.folder)
+        shares = np.where(held, 0.0, 1.0)[:, None] * shares_of(learned, self.weights, rows)
+        train = add_equations(kept, self.targets, ~held, self.weights)
+        problem, predictions = Problem(loss, kept, self.targets, shares, train), {}
+
+        def tell(number: int) -> None:
             progress(text, number, len(regularizations))
-            try:
-                if model is None or loss == "square":
-                    model = solve(train, value)
-                if loss != "square":
-                    self.models[value] = model = problem.minimise(value, model, known)
-            except OptionError:  # too small for the precision of the features
-                singular.add(value)
-                continue
-            predictions[value] = multiply(kept.z, model)[self.held]
-        last = None if self.weights is None else self.weights[self.held]
-        targets = self.targets[self.held]
-        return _scores(predictions, singular, multiple, targets, self.kinds.classes, last)
+
+        for value, model in _path(problem, train, regularizations, tell):
+            predictions[value] = multiply(kept.z, model)
+            if loss != "square":
+                self.models[value] = model
+        return self._scores(multiple, predictions, held)
+
+    def _scores(self, multiple: int, predictions: Mapping[float, Floats], held: Mask) -> Scores:
+        if not predictions:
+            raise OptionError(
+                "the normal equations are singular at each regularization",
+                remedy="use a larger regularization, or phases of 32 bits",
+                code="FK-EQUATIONS-SINGULAR",
+            )
+        known = self.targets[held], self.classes
+        weights = None if self.weights is None else self.weights[held]
+        return {(multiple, k): _score(f[held], *known, weights) for k, f in predictions.items()}
 
     def start(self, regularization: float, directions: int) -> Floats | None:
         """Return weights of more directions with the outputs of a model kept here, if there is."""

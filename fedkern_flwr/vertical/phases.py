@@ -93,37 +93,6 @@ def cosines(phases: Phases, multiple: int = 1) -> Features:
     return out
 
 
-def feature_chunks(
-    phases: Phases, multiple: int = 1, *, intercept: bool = False
-) -> Iterator[tuple[slice, Features]]:
-    """Make the features of a few rows at a time, in about 32 MB.
-
-    Parameters
-    ----------
-    phases : ndarray of uint16 or uint32, shape (n, R)
-        Angles as integers.
-    multiple : int (default: 1)
-        m, which multiplies the frequencies.
-    intercept : bool (default: False)
-        Whether a constant, the root of INTERCEPT, follows as feature R + 1.
-
-    Yields
-    ------
-    slice
-        Rows of a chunk.
-    ndarray of float32 or float64, shape (rows, R) or (rows, R + 1)
-        Their features sqrt(2 / R) cos(m angle).
-
-    Raises
-    ------
-    OptionError
-        As in :func:`cosines`.
-    """
-    rows, directions = phases.shape
-    for part in blocks(rows, directions * _feature_dtype(phases).itemsize):
-        yield part, keep_features(phases[part], multiple, intercept=intercept)
-
-
 def keep_features(
     phases: Phases, multiple: int = 1, *, intercept: bool = False, folder: Path | None = None
 ) -> Features:
@@ -240,7 +209,8 @@ def outputs(phases: Phases, weights: Floats, multiple: int = 1) -> Floats:
     """
     intercept = len(weights) > phases.shape[1]
     out = np.empty((len(phases), weights.shape[1]))
-    for part, z in feature_chunks(phases, multiple, intercept=intercept):
+    for part in blocks(len(phases), phases.shape[1] * _feature_dtype(phases).itemsize):
+        z = keep_features(phases[part], multiple, intercept=intercept)
         out[part] = z @ weights.astype(z.dtype)
     return out
 

@@ -82,7 +82,7 @@ def centralised_difference(strategy: FDSKL, prepared: VerticalData) -> float | N
     train, test = (np.flatnonzero(complete & part) for part in (pooled.train, ~pooled.train))
     descends = strategy.schedule == "streaming" and not strategy.solves
     if strategy.solves:  # from rows of the last half of the batches
-        solved = strategy.descent().solved(strategy.num_rounds).rows
+        solved = strategy.solved().rows
         train = twin.announced(train)[solved - strategy.plan_.train[strategy.leaders[0]].start]
     if not len(test) or strategy.model_of[0]:
         return None
@@ -112,10 +112,9 @@ def _one_shot(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> F
 
 def _streaming(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> Floats:
     """Keep f of all rows up to date: n r cosines per iteration."""
-    strategy, pooled, seed = twin.strategy, twin.pooled, twin.seed
-    descent = strategy.descent()
+    strategy, pooled = twin.strategy, twin.pooled
     batches = {a: twin.announced(train[pooled.owner[train] == a]) for a in strategy.leaders}
-    rows, directions = np.concatenate([train, test]), descent.directions
+    rows, directions = np.concatenate([train, test]), strategy.directions
     place = np.full(len(pooled.y), -1)
     place[rows] = np.arange(len(rows))
     f, targets = np.zeros((len(rows), twin.targets.shape[1])), twin.targets
@@ -123,13 +122,13 @@ def _streaming(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> 
     for t in range(1, sum(strategy.upto_.values()) // directions + 1):
         leader = strategy.leaders[(t - 1) % len(strategy.leaders)]
         own = batches[leader]
-        batch = own[draw_batch(seed, t, len(own), descent.batch)]
+        batch = own[draw_batch(twin.seed, t, len(own), strategy.batch)]
         first = done[leader]
         done[leader] += directions
         angles = twin.angles(rows, leader, first, done[leader])
         features = np.sqrt(2.0) * np.cos(angles)
-        regularization = descent.regularization
-        rate = step_size(descent.step, descent.schedule, regularization, t)
+        regularization = strategy.chosen_regularization
+        rate = step_size(strategy.chosen_step, strategy.step_schedule, regularization, t)
         here = place[batch]
         made = new_coefficients(strategy.chosen_loss, f[here], targets[batch], features[here], rate)
         f = f * (1.0 - rate * regularization) + features @ made

@@ -68,6 +68,8 @@ def kernel_round(
 ) -> tuple[Integers, Transcript]:
     """Sum K over the users who answer; keep the maximum of each entry (section 3.1).
 
+    After rounds of random users the maximum need not be positive semi-definite.
+
     The sum is taken to be secure (section 2): the server learns it and nothing else of the users.
 
     Parameters
@@ -95,37 +97,6 @@ def kernel_round(
         ("users", "server", "sum", fresh),
     ]
     return fresh if known is None else np.maximum(known, fresh), transcript
-
-
-def kernel_rounds(
-    x: NDArray[Any] | csr_array, share: float, rounds: int, rng: np.random.Generator
-) -> tuple[Integers, Transcript]:
-    """Improve K_hat over rounds in which a random share of the users answers (section 3.1).
-
-    Parameters
-    ----------
-    x : ndarray or sparse array of int, shape (users, items)
-        All users.
-    share : float
-        Of the users, in each round.
-    rounds : int
-        Number of rounds.
-    rng : numpy.random.Generator
-        Of the users who answer.
-
-    Returns
-    -------
-    gram : ndarray of int, shape (items, items)
-        K_hat, the entrywise maximum of all sums. It need not be positive semi-definite.
-    transcript : list of tuple
-        As of :func:`kernel_round`, round after round.
-    """
-    known, transcript = None, []
-    for _ in range(rounds):
-        known, sent = kernel_round(x, random_users(x.shape[0], share, rng), known)
-        transcript += sent
-    assert known is not None
-    return known, transcript
 
 
 def noisy_requests(

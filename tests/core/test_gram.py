@@ -26,7 +26,7 @@ from fedkern_flwr.errors import EngineError
 from fedkern_flwr.gram import matrix as gram
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.matrix import packed_size, unpack
-from fedkern_flwr.gram.messages import counts_encoding, matrix_encoding, ranking_encoding
+from fedkern_flwr.gram.messages import matrix_encoding
 from fedkern_flwr.secure_sum import RunningSum
 from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.strategies import FedCFK, SecureGram
@@ -413,13 +413,9 @@ class Server(Nodes):
     def order(self, request: Any, cohort: int = 0) -> RunningSum:
         """Order the sum that a request is for, bound to it."""
         parties = len(self.server.membership.cohorts[cohort].members)
-        what, length, ring = {
-            "gram-counts": (wire.COUNTS_SUM, ITEMS, counts_encoding(parties, 3)),
-            "gram-matrix": (wire.GRAM_SUM, 0, matrix_encoding(parties, 3, 1.0, 0)),
-            "gram-recommend": (wire.RANKING_SUM, 7, ranking_encoding(3)),
-        }[request.phase]
-        length = length or packed_size(len(request.items))
-        return self.server.order(bind(what, request), length, ring, cohort=cohort)
+        (spec,) = request.sums(wire.GramFacts(parties, 3, ITEMS))
+        name = bind(spec.name, request)
+        return self.server.order(name, spec.length, spec.encoding, cohort=cohort)
 
     def matrix(self, cohort: int = 0, counted: Any = None, **more: Any) -> wire.MatrixRequest:
         """Return the next request for a matrix, in which some nodes count, by default all."""
@@ -724,9 +720,7 @@ class Elsewhere(SecureGram):
     def sum_matrices(self) -> Any:
         self._members = [*self._members, [0, 1, 2]]
         self._counted = self._members
-        length = packed_size(len(self.items_))
-        request = self._matrix_request
-        yield from self.sum_over(wire.GRAM_SUM, length, [1], request, wire.MatrixReply)
+        yield from self.sum_over({1: self._matrix_request(1)}, wire.MatrixReply)
 
 
 @pytest.mark.parametrize(("server", "code"), [

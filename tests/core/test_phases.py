@@ -38,7 +38,6 @@ from fedkern_flwr.vertical.phase_training import (
 from fedkern_flwr.vertical.phases import (
     angles,
     cosines,
-    feature_chunks,
     keep_features,
     outputs,
 )
@@ -145,14 +144,21 @@ def test_chunks_and_views_change_nothing(dtype: type, monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(cosines(phases)[::3, 4:9], cosines(some))
     np.testing.assert_array_equal(cosines(np.asfortranarray(phases)), cosines(phases))
     few = phases[:50, :7]
+    sizes: list[tuple[int, int]] = []
+
+    def keep(some: Array, *more: Any, **named: Any) -> Array:
+        made = keep_features(some, *more, **named)
+        sizes.append((made.nbytes, made.itemsize))
+        return made
+
+    monkeypatch.setattr(phases_module, "keep_features", keep)
     for most in (1, 200, 1 << 20):
-        found = np.full((50, 7), np.nan)
         monkeypatch.setattr(phases_module, "_CHUNK", most)
-        for part, z in feature_chunks(few, 3):
-            assert z.nbytes <= max(most, 7 * z.itemsize)
-            found[part] = z
+        found = outputs(few, np.eye(7), 3)
+        assert all(size <= max(most, 7 * each) for size, each in sizes)
         np.testing.assert_allclose(found, np.sqrt(2 / 7) * cosines(few, 3), rtol=2e-7)
-    assert list(feature_chunks(few[:0])) == []
+        sizes.clear()
+    assert outputs(few[:0], np.eye(7)).shape == (0, 7)
     assert cosines(few[:0]).shape == (0, 7)
 
 
@@ -417,7 +423,8 @@ def test_what_cannot_be_trained_is_refused() -> None:
         *(("FK-KEY-LENGTH", partial(check_frequency_seed, bytes(n))) for n in (0, 31, 33)),
         ("FK-OPTION-TYPE", lambda: angles(wide)),
         ("FK-OPTION-TYPE", lambda: cosines(wide)),
-        ("FK-OPTION-TYPE", lambda: list(feature_chunks(wide))),
+        ("FK-OPTION-TYPE", lambda: keep_features(wide)),
+        ("FK-OPTION-TYPE", lambda: outputs(wide, np.eye(2))),
         ("FK-OPTION-RANGE", lambda: cosines(phases, 0)),
         ("FK-LOSS-CLASSES", lambda: fit("logistic", phases, 0.5 * y, classes=0, seed=0)),
         ("FK-OPTION-CHOICE", lambda: minimise("hinge", phases, y, 1e-3)),  # type: ignore[arg-type]

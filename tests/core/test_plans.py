@@ -278,17 +278,17 @@ def spelled(plan: Any, names: dict[int, str]) -> list[str]:
     return ["".join(names[p][plan.rows[p][k]] for p in names) for k in range(plan.total)]
 
 
-def test_several_active_parties_have_slices_of_their_own() -> None:
+def test_several_active_parties_have_rows_of_their_own() -> None:
     first, last = owner(0, "ab", "e", others="cdfg"), owner(2, "dc", "fg", others="eab")
     parties = [first, owner(1, others="gfedcba"), last]
     plan = make_vertical(parties, "error")
     assert plan.actives == (0, 2)
-    assert plan.train == {0: slice(0, 2), 2: slice(2, 4)}
-    assert plan.test == {0: slice(4, 5), 2: slice(5, 7)}
+    assert plan.train == {0: range(0, 2), 2: range(2, 4)}
+    assert plan.test == {0: range(4, 5), 2: range(5, 7)}
     names = {0: "abecdfg", 1: "gfedcba", 2: "dcfgeab"}
     assert spelled(plan, names) == [3 * i for i in "abdcefg"]
     later = make_vertical(parties, "error", predict=True)
-    assert later.train == {0: slice(0, 0), 2: slice(0, 0)}
+    assert later.train == {0: range(0, 0), 2: range(0, 0)}
     assert spelled(later, names) == [3 * i for i in "efg"]
 
 
@@ -320,7 +320,7 @@ def test_plans_of_any_tables(data: Any) -> None:
     assert sorted(found) == sorted(3 * p for p in common)
     for k in range(2):
         learned = {p for p in common if people.index(p) < cut and p in people[k::2]}
-        assert {name[0] for name in found[plan.train[k]]} == learned
+        assert {found[row][0] for row in plan.train[k]} == learned
     if len(common) < 12:
         with refused("FK-ROWS-LACKING", "FK-IDS-APART"):
             make_vertical(parties, "error")

@@ -184,10 +184,11 @@ def test_scores_are_those_of_cf_komd_with_the_whole_kernel(name: str, subtract: 
             liked = np.intersect1d(positives, ITEMS)
             a = over_simplex(whole[np.ix_(liked, liked)] + lam * np.eye(liked.size), q[liked])
             right = whole[:, liked] @ a - (q if subtract else 0.0)
-            found = device.scores(np.array(positives), lam, subtract_mean=subtract)
+            ranks = rec.Recommender(device, "cf-komd", lam, subtract)
+            found = ranks.scores(np.array(positives))
             np.testing.assert_allclose(found, right, atol=1e-8 * largest, rtol=0)
     for nobody in (np.zeros(0, int), np.array([0, 3, 29])):  # what goes with many
-        found = device.scores(nobody, 0.1, subtract_mean=subtract)
+        found = rec.Recommender(device, "cf-komd", 0.1, subtract).scores(nobody)
         np.testing.assert_array_equal(found[ITEMS], device.mean)
         assert not np.delete(found, ITEMS).any()
 
@@ -209,12 +210,12 @@ def test_a_matrix_that_is_forged_or_cannot_be_fitted_to_still_ranks() -> None:
     assert least < -0.1  # no kernel
     items, q = np.arange(6, dtype=np.int32), k.mean(axis=1)
     device = rec.ItemKernel(DotKernel("linear"), items, 6, 5, q, k.diagonal(), pack(rec.compact(k)))
-    found = device.scores(items, 1e-4)
+    found = rec.Recommender(device, "cf-komd", 1e-4).scores(items)
     a = over_simplex(k + (1e-3 - least) * np.eye(6), q)
     np.testing.assert_allclose(found, k @ a - q, atol=1e-5)
     honest = of(X, "ease").kernel
-    nobody = honest.scores(np.zeros(0, int), 0.1)
-    np.testing.assert_array_equal(honest.scores(np.array([1, 2]), -1.0), nobody)
+    unfit = rec.Recommender(honest, "cf-komd", -1.0)
+    np.testing.assert_array_equal(unfit.scores(np.array([1, 2])), unfit.scores(np.zeros(0, int)))
     forged = replace(honest, products=np.zeros_like(honest.products) + 1000)
     for learner in ("ease", "knn"):
         some = rec.Recommender(forged, learner, 1e-9)

@@ -209,8 +209,11 @@ def test_products_of_new_items_are_exact_with_a_model_that_was_saved(tmp_path: P
 def test_other_models_other_nodes_and_other_units_are_refused() -> None:
     nodes = crossing()
     arrays, meta = model = nodes.release().model()
-    for rows in ([], [np.ones((4, 6), int)]):  # of the last node: none, and more
-        others = Rows.of([*(table["x"] for table in nodes.tables[:3]), *rows])
+    whole = [table["x"] for table in nodes.tables]
+    more_items = [np.column_stack([rows, rows[:, 0]]) for rows in whole]
+    # of the last node no rows, and more; all of them with another item
+    for x in (whole[:3], [*whole[:3], np.ones((4, 6), int)], more_items):
+        others = Rows.of(x)
         for table in others.tables:
             table["x_new"] = np.ones((len(table["x"]), 1))
         refuses("FK-MODEL-PARTIES", SecureGram().cross, others.grid(), model)
