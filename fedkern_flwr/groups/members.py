@@ -17,8 +17,6 @@ from .messages import SVMDescribeReply
 
 USER, AGENT, OWNER = "user", "agent", "owner"
 ROLES = (USER, AGENT, OWNER)
-#: Public bound on the numbers that are summed.
-DEFAULT_BOUND = 2.0**20
 
 
 @dataclass(frozen=True)
