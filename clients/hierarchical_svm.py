@@ -21,7 +21,7 @@ from fedkern_flwr.groups import gradients
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import FOLDS, Floats, deal
 from fedkern_flwr.groups.linear_model import model_columns, outputs, to_digits
-from fedkern_flwr.groups.members import AGENT, OWNER, ROLES, USER
+from fedkern_flwr.groups.messages import AGENT, OWNER, ROLES, USER
 from fedkern_flwr.guard import check_selection, check_size, refusal
 from fedkern_flwr.judging.figures import OUTCOMES
 from fedkern_flwr.node.client import Handler, answers
@@ -47,23 +47,8 @@ _PINNED_PRIVATE = ("features", "gamma", "feature_seed", "iterations")
 _PINNED_PLAN = ("agent", "owner", "rows", "all_rows")
 _SAME_RELEASE = "run the same release on both sides"
 _KEPT = ".model"
-#: What a role is asked, beside what all are.
-_ASKED: dict[str, tuple[type[wire.SVMRequest], ...]] = {
-    USER: (
-        wire.FeaturesRequest,
-        wire.SolveRequest,
-        wire.EvaluateRequest,
-        wire.GradientRequest,
-        wire.PlanRequest,
-        wire.VisitRequest,
-    ),
-    AGENT: (
-        wire.CombineRequest,
-        wire.BlockRequest,
-        wire.RecallRequest,
-    ),
-    OWNER: (wire.OwnerRequest, wire.WriteRequest),
-}
+#: Names of the agents' total, one for each kind of masks.
+_TOTALS = (wire.AGENTS_SUM, wire.LEFT_SUM)
 
 
 class SVMClient(TableClient):
@@ -166,9 +151,9 @@ class SVMClient(TableClient):
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
         """Return the phases that a node of this role answers."""
-        own = (*_ASKED[self.role], wire.SaveRequest, wire.PadRequest)
-        found = super().handlers()
-        return {phase: one for phase, one in found.items() if issubclass(one[0], own)}
+        found: Any = super().handlers()
+        own = ("", self.role)
+        return {phase: one for phase, one in found.items() if one[0].role in own}
 
     def choose_partners(self, request: Any) -> Collection[int]:
         """Return with whom this node exchanges sealed messages."""
@@ -535,13 +520,14 @@ class SVMClient(TableClient):
         if not self.repeated:
             total = self.received(wire.GROUP_SUM) if request.advance else np.zeros(0)
             parties.make_term(self.kept, request, total)
+        if wire.LEFT_SUM in sums.orders and not request.leave_out:
+            raise refusal("the masks of a sum", code="FK-ORDER-TERMS")
         pads = [name for name in sums.orders if name.partition("#")[0] == wire.GROUP_SUM]
         self.check(request, told=next(iter(pads), ""), agent=self.partition)
         sealed = b"".join(self._seal_pad(request, name) for name in pads)
-        for name in (wire.AGENTS_SUM, wire.LEFT_SUM):
-            if name in sums.orders:
-                self._check_total(name, request)
-                sums.contribute(name, found["term"])
+        for name in [name for name in _TOTALS if name in sums.orders]:
+            self._check_total(name)
+            sums.contribute(name, found["term"])
         return wire.CombineReply(sealed=sealed, term=(found["term"],) if request.plain else ())
 
     def _seal_pad(self, request: wire.CombineRequest, name: str) -> bytes:
@@ -557,18 +543,15 @@ class SVMClient(TableClient):
         place = ("pad", int(self.kept.settings.get("iteration", 0)) + 1, order.index)
         return self.seal_all(request.users, pad, *place)
 
-    def _check_total(self, name: str, request: wire.CombineRequest) -> None:
-        """Refuse a total of other agents than before, or of those left where none may be lost.
+    def _check_total(self, name: str) -> None:
+        """Refuse a total of other agents than before, or with a term that was in the other kind.
 
         It has two names, one for each kind of masks. The rule that a sum is repeated with the same
         parties holds name by name: without this check the server would get two totals whose
         difference is the term of one group.
         """
-        left = name == wire.LEFT_SUM
-        if left and not request.leave_out:
-            raise refusal("the masks of a sum", code="FK-ORDER-TERMS")
         self.pin(agents=self.members(name))
-        own, other = self.kept.settings, wire.AGENTS_SUM if left else wire.LEFT_SUM
+        own, other = self.kept.settings, next(one for one in _TOTALS if one != name)
         iteration = int(own.get("iteration", 0))
         if own.get(f"last of {other}") == iteration:
             raise refusal(

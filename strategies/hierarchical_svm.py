@@ -8,8 +8,7 @@ at users, :class:`~.hierarchical_loop.GroupLoop` for their groups with agents, a
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.fitted import FittedModel
-from fedkern_flwr.groups import gradients
+from fedkern_flwr.groups import gradients, seen
 from fedkern_flwr.groups import members as groups
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import (
@@ -34,7 +33,8 @@ from fedkern_flwr.groups.consensus import (
     folds_held_out,
 )
 from fedkern_flwr.groups.linear_model import DIGITS, LOSS_OF, MODELS, Model, model_columns
-from fedkern_flwr.groups.members import AGENT, OWNER, Group
+from fedkern_flwr.groups.members import Group
+from fedkern_flwr.groups.messages import AGENT, OWNER
 from fedkern_flwr.judging.judges import Judges
 from fedkern_flwr.method import PrivateMethod, Round, Rounds, Steps, option
 from fedkern_flwr.model_file import check_made_with, check_model
@@ -63,15 +63,8 @@ _ADMM = ("rho", "sigma", "rho_schedule", "relaxation", "step_sizes")
 MORE_ROUNDS = "use more --rounds, or a larger --tolerance"
 _ONE_FOLD = 5 / 3  # what is learned from the other rows is spread over these alone
 _ENOUGH = 40  # iterations in which rho has risen: with fewer more frequencies or several C harm
-_RESIDUALS = ("primal", "dual")
-_VERTICAL = "the split is vertical"
 #: Options that determine who predicts, and the attributes that hold them.
 _OF_MODELS = {"partition": "partition", "model": "kind"}
-_SIZES = "who belongs to which group, with how many rows and columns"
-_DECLARED = (
-    "what each user declares: bound of its labels; digests of the names of columns and classes; "
-    "the fewest rows of its own and of all in a fold"
-)
 
 
 class HierarchicalSVM(Judges, PrivateMethod):
@@ -113,10 +106,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         The model in the coordinates of the run.
     outputs_, classes_, label_bound_
         What the labels are.
-    C_ : float
-        The weight of the losses, given or chosen.
-    tuned_ : dict
-        What was tried and chosen, or why nothing was; empty where C was given.
     predicting : str
         Of predictions: session of the run that made the model.
 
@@ -241,9 +230,9 @@ class HierarchicalSVM(Judges, PrivateMethod):
                     code="FK-OPTION-RANGE",
                 )
         super().__init__(checkpoint_every=checkpoint_every, **options)
-        check_together(self)
-        if self.budget is not None:
-            check_private(self)
+        for code, text in broken_rules(self):
+            problem, _, remedy = text.partition("; ")
+            raise OptionError(problem, remedy=remedy, code=code)
         if self.rho is not None or self.step_sizes is not None:
             self.fill_in(rho_schedule="fixed")
         self.fill_in(
@@ -270,8 +259,8 @@ class HierarchicalSVM(Judges, PrivateMethod):
         """Whether there are agents: in a run of which that is not said, as its nodes are."""
         if self.architecture is not None or self.budget is not None:
             return self.architecture == "hierarchical"
-        parties = list(self.parties_.values())
-        return any(p.role == AGENT or p.group > 0 for p in parties) or bool(needs_agents(self))
+        grouped = any(p.role == AGENT or p.group > 0 for p in self.parties_.values())
+        return grouped or bool(needs_agents(self))
 
     @property
     def loss(self) -> Loss:
@@ -354,7 +343,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
         """Return the sets of nodes that sum: all users, the groups, the agents."""
         parties, layers = list(self.parties_.values()), self.layers
         self.groups_ = found = groups.read_groups(parties, layers=layers)
-        check_groups(self, len(found))
+        groups.check_count(len(found), self.step_sizes, self.lost_groups == "leave-out")
         vertical = self.partition == "vertical"
         first = (
             groups.check_vertical(parties, found) if vertical else groups.check_horizontal(parties)
@@ -400,15 +389,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         if self.lost_groups == "leave-out":
             found[-1] = self.least_agents
         return found
-
-    def nodes_digest(self) -> str:
-        """Return a digest of who is there with how many rows, to be the same after a resume."""
-        digest = hashlib.sha256()
-        for p in self.parties_.values():
-            digest.update(
-                repr((p.partition, p.role, p.group, p.rows, p.test_rows, p.features)).encode()
-            )
-        return digest.hexdigest()
 
     # -- what the nodes' release limits allow
 
@@ -544,7 +524,8 @@ class HierarchicalSVM(Judges, PrivateMethod):
             if self.num_rounds == self.default_rounds:
                 self.num_rounds = int(planned.get("rounds", self.num_rounds))
         self.planned = self.num_rounds
-        saver = Saver(self.checkpoint_every if self.checkpoint else 0, self.nodes_digest())
+        nodes = groups.digest(self.parties_.values())
+        saver = Saver(self.checkpoint_every if self.checkpoint else 0, nodes)
         if known:
             if known["nodes"] != saver.nodes:
                 raise CheckpointError(
@@ -637,7 +618,8 @@ class HierarchicalSVM(Judges, PrivateMethod):
                 self.nodes.note_untold()
         self._take_model(run, model)
         left_out = {"groups_left_out": len(found.lost)} if found.lost else {}
-        apart = ", ".join(f"{name} residual {row[name]:.1e}" for name in _RESIDUALS if name in row)
+        names = [name for name in ("primal", "dual") if name in row]
+        apart = ", ".join(f"{name} residual {row[name]:.1e}" for name in names)
         ended = self._note_end(row.get("round", 0), found.converged, apart)
         return {**judged, **ended, **left_out}
 
@@ -678,7 +660,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
     def _learn_columns(self, saver: Saver, step: int) -> Steps:
         """Learn from columns at groups; return the metrics of the run."""
         if self.C is None:
-            self.choice_.tuned = {"C": 1.0, "by": "nothing", "why": _VERTICAL}
+            self.choice_.tuned = {"C": 1.0, "by": "nothing", "why": "the split is vertical"}
         run = self._column_run(saver, step)
         with part("train"):
             ended = self._note_end(*(yield from run.iterate(self.saved_meta_)))
@@ -800,8 +782,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
         """Return the model of a horizontal split, for columns as nodes hold them."""
         if self.partition == "vertical":
-            found: FittedModel = super().fitted(classes)  # which says why not
-            return found
+            super().fitted(classes)  # raises an error that says why not
         return FittedModel.of_server(self.method, "linear", *self.model(), classes or self.classes_)
 
     def _tables(self) -> dict[str, list[Any]]:
@@ -825,82 +806,11 @@ class HierarchicalSVM(Judges, PrivateMethod):
             cohort["parties"] = cohort["threshold"]
             del cohort["shares_to_open"]
         if self.predicting:
-            return _predictions_seen_by(self.partition, sums)
-        found = {**sums, **self._seen_by(), **self.budget_report()}
+            return seen.predictions_seen_by(self.partition, sums)
+        found = {**sums, **seen.seen_by(self.options(), self.layers), **self.budget_report()}
         for one in found["budget"]["releases"] if "budget" in found else ():
             if one["release"] == gradients.GRADIENT_SUM:  # one of so many
                 one["times"] = self.num_rounds
-        return found
-
-    def _seen_by(self) -> dict[str, Any]:
-        """Return what server, agents and users see."""
-        if self.partition == "vertical":
-            return {
-                "server_sees": [
-                    "objective and duality gap of each iteration",
-                    "outcomes on held-out rows",
-                    "pseudonyms of the rows, and which users hold them",
-                    _SIZES,
-                    _DECLARED,
-                ],
-                "agent_sees": [
-                    "means, variances and the model of its group's columns",
-                    "products of its group's columns with messages that it does not know",
-                ],
-                "owner_sees": [
-                    "inner products of all rows: the rows up to a rotation, once there are as many "
-                    "iterations as columns",
-                ],
-                "user_sees": [
-                    "means and variances of its group's columns, and the group's model",
-                    "messages at its rows, whose signs are at first the labels",
-                ],
-            }
-        if self.budget is not None:
-            return {
-                "server_sees": [
-                    "sums of all users' gradients with noise, see budget",
-                    "outcomes on the held-out rows of all users together, with noise",
-                    _SIZES,
-                    _DECLARED,
-                ],
-                "user_sees": ["the model of each iteration"],
-            }
-        of_rbf = " and of the random features" if self.kind == "rbf" else ""
-        statistics = f"means and variances of the columns{of_rbf} over all users"
-        server = [
-            "the global model of each iteration",
-            "the total loss of each class",
-            statistics,
-            "outcomes on the held-out rows of all users together",
-            _SIZES,
-            _DECLARED,
-        ]
-        if self.C is None:
-            server.append("models of each C that is tried and each fold, and losses on the folds")
-        if self.class_weight:
-            server.append("how many rows of each class all users have together")
-        if not self.layers:
-            return {
-                "server_sees": server,
-                "user_sees": ["the global model of each iteration", statistics],
-            }
-        found = {
-            "server_sees": server,
-            "agent_sees": [
-                "sum of its users' models with their duals, of their losses and of their "
-                "distances: sums of gradients, which late in a run may be those of single rows",
-                "the global model of each iteration",
-            ],
-            "user_sees": [
-                "its group's and the global model of each iteration: its group's sum of gradients",
-                statistics,
-            ],
-        }
-        if self.lost_groups == "leave-out":
-            server.append("about what the term of a group was that is left out, by difference")
-        if self.staleness:
-            server.append("how the terms of the groups change that advance together, two at least")
         return found
 
     def matched(self) -> dict[str, Any]:
@@ -914,33 +824,11 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     def summary(self) -> None:
         """Log the configuration, and what it gives away."""
-        if self.predicting:
-            return
-        if self.lost_groups == "leave-out":
-            logger.warning(
-                "lost_groups leave-out shows the server about what a lost group had contributed"
-            )
-        super().summary()
-
-
-def _predictions_seen_by(partition: str, sums: dict[str, Any]) -> dict[str, Any]:
-    """Return what is seen when rows are predicted with a saved model."""
-    if partition == "horizontal":
-        return {
-            "protocol": "predictions stay at the users",
-            "server_sees": [_SIZES, "how many rows each user predicted"],
-            "user_sees": ["the model"],
-        }
-    return {
-        **sums,
-        "server_sees": [
-            _SIZES,
-            "pseudonyms of the rows, and which users hold them",
-            "how many rows were predicted",
-        ],
-        "owner_sees": ["outputs of the new rows: a linear function of all columns"],
-        "user_sees": ["means, variances and the model of its group's columns"],
-    }
+        text = "lost_groups leave-out shows the server about what a lost group had contributed"
+        if self.lost_groups == "leave-out" and not self.predicting:
+            logger.warning(text)
+        if not self.predicting:
+            super().summary()
 
 
 # -- which options go together
@@ -958,107 +846,54 @@ def needs_agents(strategy: HierarchicalSVM) -> list[str]:
     return [name for name, is_used in used.items() if is_used]
 
 
-def check_together(strategy: HierarchicalSVM) -> None:
-    """Refuse options that do not go together."""
-    vertical, layers = strategy.partition == "vertical", strategy.architecture != "centralised"
-    given = [n for n in (*_ADMM, "features", "gamma") if getattr(strategy, n) is not None]
-    split = [name for name in given if name in _ADMM]
-    leaves, needs = strategy.lost_groups == "leave-out", needs_agents(strategy)
-    rules = {
-        "FK-OPTION-CONFLICT": {
-            f"{n} is for model rbf; add model rbf, or leave it out": strategy.kind != "rbf"
-            for n in given
-            if n not in _ADMM
-        }
-        | {
-            **{f"{n} has no meaning in a vertical split; leave it out": vertical for n in split},
-            "a vertical split needs every group in every iteration; leave staleness and "
-            "lost_groups out": vertical and (strategy.staleness > 0 or leaves),
-            "class_weight is for horizontal splits; leave it out": vertical
-            and strategy.class_weight is not None,
-        },
-        "FK-SPLIT-KERNEL": {
-            "model rbf needs all columns of a row; use fdskl for vertical splits": vertical
-            and strategy.kind == "rbf"
-        },
-        "FK-GROUPS-OPTION": {
-            f"architecture {strategy.architecture} is for horizontal splits; use architecture "
-            "hierarchical": vertical and not layers,
-            **{f"{name} needs agents; use architecture hierarchical": not layers for name in needs},
-        },
-        "FK-OPTION-BOTH": {
-            "rho and step_sizes are both given; give one of them": {"rho", "step_sizes"}
-            <= set(given)
-        },
-        "FK-SVM-STALENESS": {
-            "groups that do not wait have no residuals in common; use another rho_schedule": (
-                strategy.staleness > 0 and strategy.rho_schedule in ("balanced", "scaled")
-            )
-        },
-    }
-    _refuse(rules)
-
-
-def _refuse(rules: Mapping[str, Mapping[str, bool]]) -> None:
-    """Raise the first rule that is broken, with its code."""
-    for code, texts in rules.items():
-        for text, broken in texts.items():
-            if broken:
-                problem, _, remedy = text.partition("; ")
-                raise OptionError(problem, remedy=remedy, code=code)
-
-
-def check_private(strategy: HierarchicalSVM) -> None:
-    """Refuse what a run with a budget cannot have.
-
-    Raises
-    ------
-    OptionError
-    """
-    given = [name for name in _ADMM if getattr(strategy, name) is not None]
-    rules = {
-        "FK-BUDGET-SPLIT": {
-            "privacy_epsilon is for horizontal splits; of columns fed-cg with basis fourier keeps "
-            "a budget": strategy.partition == "vertical"
-        },
-        "FK-BUDGET-OPTION": {
-            "privacy_epsilon is for one sum of all users; use architecture centralised, where no "
-            "group needs noise of its own": strategy.architecture == "hierarchical"
-            or bool(needs_agents(strategy)),
-            "scale none has no meaning with privacy_epsilon; leave it out, columns are to lie in "
-            "[0, 1]": strategy.scale == "none",
-            f"{' and '.join(given)} are those of ADMM, privacy_epsilon takes steps of its own; "
-            "leave them out": bool(given),
-        },
-        "FK-BUDGET-LOSS": {
-            "privacy_epsilon is for losses whose derivatives are bounded; use model linear, rbf or "
-            "logistic, or for numbers fed-cg with basis fourier": strategy.loss
-            not in gradients.BOUNDED
-        },
-        "FK-BUDGET-CHOICE": {
-            "C is not chosen by the rows in a run with privacy_epsilon; give C, such as 1": (
-                strategy.C is None
-            )
-        },
-        "FK-BUDGET-WEIGHTS": {
-            "class_weight counts classes without noise; leave it out": strategy.class_weight
-            is not None
-        },
-    }
-    _refuse(rules)
-
-
-def check_groups(strategy: HierarchicalSVM, count: int) -> None:
-    """Refuse options that do not go with so many groups."""
-    if strategy.step_sizes is not None and len(strategy.step_sizes) != count:
-        raise OptionError(
-            f"{len(strategy.step_sizes)} step sizes for {count} groups",
-            remedy="give each group one",
-            code="FK-GROUPS-DIFFER",
-        )
-    if strategy.lost_groups == "leave-out" and count < 3:
-        raise OptionError(
-            f"of {count} groups none can be left out: the total would be that of one",
-            remedy="use lost_groups stop",
-            code="FK-GROUPS-LEFT",
-        )
+def broken_rules(strategy: HierarchicalSVM) -> Iterator[tuple[str, str]]:
+    """Yield the code, and problem with remedy, of each rule that the options break."""
+    vertical, kernel = strategy.partition == "vertical", strategy.kind == "rbf"
+    admm = [name for name in _ADMM if getattr(strategy, name) is not None]
+    late, weighted = strategy.staleness > 0, strategy.class_weight is not None
+    for name in ("features", "gamma"):
+        if getattr(strategy, name) is not None and not kernel:
+            yield "FK-OPTION-CONFLICT", f"{name} is for model rbf; add model rbf, or leave it out"
+    if vertical:
+        for name in admm:
+            text = f"{name} has no meaning in a vertical split; leave it out"
+            yield "FK-OPTION-CONFLICT", text
+        if late or strategy.lost_groups == "leave-out":
+            text = "a vertical split needs every group in every iteration"
+            yield "FK-OPTION-CONFLICT", f"{text}; leave staleness and lost_groups out"
+        if weighted:
+            text = "class_weight is for horizontal splits; leave it out"
+            yield "FK-OPTION-CONFLICT", text
+        if kernel:
+            text = "model rbf needs all columns of a row; use fdskl for vertical splits"
+            yield "FK-SPLIT-KERNEL", text
+    if strategy.architecture == "centralised":
+        for name in needs_agents(strategy):
+            yield "FK-GROUPS-OPTION", f"{name} needs agents; use architecture hierarchical"
+    if {"rho", "step_sizes"} <= set(admm):
+        yield "FK-OPTION-BOTH", "rho and step_sizes are both given; give one of them"
+    if late and strategy.rho_schedule in ("balanced", "scaled"):
+        text = "groups that do not wait have no residuals in common; use another rho_schedule"
+        yield "FK-SVM-STALENESS", text
+    if strategy.budget is None:
+        return
+    if vertical:
+        text = "privacy_epsilon is for horizontal splits; of columns fed-cg with basis fourier"
+        yield "FK-BUDGET-SPLIT", f"{text} keeps a budget"
+    if strategy.architecture == "hierarchical" or needs_agents(strategy):
+        text = "privacy_epsilon is for one sum of all users; use architecture centralised"
+        yield "FK-BUDGET-OPTION", f"{text}, where no group needs noise of its own"
+    if strategy.scale == "none":
+        text = "scale none has no meaning with privacy_epsilon; leave it out"
+        yield "FK-BUDGET-OPTION", f"{text}, columns are to lie in [0, 1]"
+    if admm:
+        text = f"{' and '.join(admm)} are those of ADMM, privacy_epsilon takes steps of its own"
+        yield "FK-BUDGET-OPTION", f"{text}; leave them out"
+    if strategy.loss not in gradients.BOUNDED:
+        text = "privacy_epsilon is for losses whose derivatives are bounded; use model linear, rbf"
+        yield "FK-BUDGET-LOSS", f"{text} or logistic, or for numbers fed-cg with basis fourier"
+    if strategy.C is None:
+        text = "C is not chosen by the rows in a run with privacy_epsilon; give C, such as 1"
+        yield "FK-BUDGET-CHOICE", text
+    if weighted:
+        yield "FK-BUDGET-WEIGHTS", "class_weight counts classes without noise; leave it out"

@@ -55,6 +55,8 @@ EVALUATION_SUM = "evaluation"
 USER_STATISTICS = 3
 #: Loss, primal residual and what it is measured by, dual residual, pull of a group.
 AGENT_STATISTICS = 5
+USER, AGENT, OWNER = "user", "agent", "owner"
+ROLES = (USER, AGENT, OWNER)
 #: Public bound on the numbers that are summed.
 DEFAULT_BOUND = 2.0**20
 #: Cohort of all users, and of the label owner; the groups follow, then the agents.
@@ -144,8 +146,9 @@ class SVMDescribeReply(TableReply):
 
 
 class SVMRequest(Message):
-    """What every request carries."""
+    """What every request carries, and who answers it: nodes of all roles, if that is not said."""
 
+    role: ClassVar[str] = ""
     session: str = ""
     round: int = 0
     attempt: int = 0  # how often it has been asked before
@@ -175,6 +178,7 @@ class SVMReply(Message):
 class FeaturesRequest(SVMRequest):
     """What a model is linear in."""
 
+    role = USER
     pinned = ("raw_mean", "raw_deviation")
 
     features: int  # random Fourier frequencies, 0 for the columns as they are
@@ -219,6 +223,7 @@ class StatisticsReply(SVMReply, phase="svm-statistics"):
 class SolveRequest(IterationRequest):
     """To users: solve the local problem, contribute."""
 
+    role = USER
     pinned: ClassVar[tuple[str, ...]] = ("mean", "deviation", "ridge")
 
     # Penalty of each output in this iteration, shape (k, 1).
@@ -294,6 +299,7 @@ class CombineRequest(IterationRequest, phase="svm-combine"):
     order: the agent contributes its pad to it.
     """
 
+    role = AGENT
     pinned = ("relaxation",)
 
     # Whether the group has finished an iteration, whose sum is delivered with this request; else
@@ -337,6 +343,7 @@ class CombineReply(SVMReply, phase="svm-combine"):
 class EvaluateRequest(SVMRequest, phase="svm-evaluate"):
     """To users: judge the model on rows to learn from and on held-out rows."""
 
+    role = USER
     self_masks: bool  # whether the sum may lose users
     bins: int = 0  # of the histograms of held-out rows, 0 for none
     model: Floats = array("outputs", "width", dtype="float64")  # shape (k, d + 1)
@@ -379,6 +386,7 @@ class PadReply(SVMReply, phase="svm-pad"):
 class PlanRequest(StepRequest):
     """To users of a vertical split: which rows they have."""
 
+    role = USER
     pinned = ("agent", "owner")
 
     agent: int  # partitions that open the group's sums, and the sums of outputs
@@ -408,6 +416,7 @@ class ColumnsReply(SVMReply, phase="svm-columns"):
 class VisitRequest(StepRequest, phase="svm-visit"):
     """To users of a vertical split: multiply a message and the last weights with the rows."""
 
+    role = USER
     width: int  # columns of messages and weights
     message_round: int  # steps in which message and weights, or coordinates, were sealed
     weights_round: int
@@ -437,6 +446,7 @@ class VisitReply(SVMReply, phase="svm-visit"):
 class BlockRequest(StepRequest, phase="svm-block"):
     """To agents of a vertical split: open the group's sum and pass it on to the users."""
 
+    role = AGENT
     # "columns", "weights", "model" or "again": statistics of the columns; weights; weights of the
     # model; or what was opened last.
     kind: str
@@ -454,6 +464,7 @@ class BlockReply(SVMReply, phase="svm-block"):
 class OwnerRequest(StepRequest, phase="svm-owner"):
     """To the label owner of a vertical split: take the outputs, make the next message."""
 
+    role = OWNER
     pinned = ("loss", "c", "tolerance", "rows")
 
     # "start": make the first message; "first": the second, before any outputs; "step": the next
@@ -503,6 +514,7 @@ class PredictReply(SVMReply, phase="svm-predict"):
 class RecallRequest(StepRequest, phase="svm-recall"):
     """To agents of a vertical split: pass the group's part of a model on to the users."""
 
+    role = AGENT
     model: str  # session of the run that made the model
     users: Index = array("users", dtype="index")  # of the group
 
@@ -534,6 +546,7 @@ class ContributeReply(SVMReply, phase="svm-contribute"):
 class WriteRequest(StepRequest, phase="svm-write"):
     """To the label owner: open the outputs of its held-out rows, and write them."""
 
+    role = OWNER
     model: str  # session of the run that made the model
     # Positions of the plan's rows among those that the owner announced.
     take: Index = array("taken", dtype="index")
@@ -555,6 +568,7 @@ class GradientRequest(SVMRequest, phase="svm-gradient"):
     ``round`` is the iteration, from 1.
     """
 
+    role = USER
     loss: str  # "hinge" or "logistic"
     features: int  # random Fourier frequencies, 0 for the columns as they are
     gamma: float  # width of the kernel; 0 without features
