@@ -42,11 +42,6 @@ _RECENT = Recent(1 << 28)
 _NOT_TRIED = "the C to go on with is none that was tried, or another than before"
 
 
-def wrong(problem: str, code: str, remedy: str = "") -> ProtocolError:
-    """Return the error with which a party refuses what cannot be asked for; its client names it."""
-    return ProtocolError(problem, remedy=remedy, code=code)
-
-
 class UserRows:
     """What a user computes with its rows.
 
@@ -108,7 +103,7 @@ class UserRows:
         if chosen == own.get("chosen", -1):
             return
         if not self.trying or not 0 <= chosen < len(own["tried"]):
-            raise wrong(_NOT_TRIED, "FK-ORDER-CHANGED")
+            raise ProtocolError(_NOT_TRIED, code="FK-ORDER-CHANGED")
         own["chosen"], own["c"] = chosen, own["tried"][chosen]
         found |= {name: self._chosen_of(found[name]) for name in _STACKED if name in found}
 
@@ -190,16 +185,18 @@ class UserRows:
         found, outputs = self.kept.arrays, self.table.y.shape[1]
         self.choose(request.chosen)
         if request.rho.shape != (self.outputs, 1) or len(request.shares) not in (0, outputs):
-            raise wrong("penalties or weights are not those of its classes", "FK-MESSAGE-SHAPE")
+            raise ProtocolError(
+                "penalties or weights are not those of its classes", code="FK-MESSAGE-SHAPE"
+            )
         if request.mean.size:
             self._check_shares(request.shares)
             found |= {name: getattr(request, name) for name in (*_COORDINATES, "shares")}
         width = model_columns(self.table.features, int(self.kept.settings.get("features", 0)))
         if not all(len(found.get(name, ())) >= width for name in _COORDINATES):
-            raise wrong(
+            raise ProtocolError(
                 "the coordinates of the run are missing or have another number of columns",
-                "FK-MESSAGE-SHAPE",
-                "run the same release on both sides, and resume from a checkpoint",
+                remedy="run the same release on both sides, and resume from a checkpoint",
+                code="FK-MESSAGE-SHAPE",
             )
 
     def _check_shares(self, shares: Floats) -> None:
@@ -227,7 +224,9 @@ class UserRows:
         made = dual = np.zeros(self.shape)
         if request.round > 1:
             if total.size != made.size * (self.trials if just else 1):
-                raise wrong("the sum of its group has another length", "FK-MESSAGE-SHAPE")
+                raise ProtocolError(
+                    "the sum of its group has another length", code="FK-MESSAGE-SHAPE"
+                )
             total = total.reshape(-1, made.shape[1])
             made, dual = next_group_center(
                 self._chosen_of(total) if just else total,
@@ -302,7 +301,9 @@ class UserRows:
         if not model.size:
             return np.zeros(self.outputs)
         if len(model) != self.outputs:
-            raise wrong("the models to be judged are not those of its classes", "FK-MESSAGE-SHAPE")
+            raise ProtocolError(
+                "the models to be judged are not those of its classes", code="FK-MESSAGE-SHAPE"
+            )
         found, totals = self.learned[0] @ model.T, []
         each = len(model) // self._folds
         for output in range(len(model)):
@@ -350,7 +351,7 @@ def make_term(kept: KeptState, request: wire.CombineRequest, total: Floats) -> N
     check_size(*shape)
     penalties = request.rho.shape, request.sigma.shape, request.next_sigma.shape
     if set(penalties) != {(request.outputs, 1)}:
-        raise wrong("penalties are not those of the outputs", "FK-MESSAGE-SHAPE")
+        raise ProtocolError("penalties are not those of the outputs", code="FK-MESSAGE-SHAPE")
     found.setdefault("center", np.zeros(shape))
     found.setdefault("dual", np.zeros(shape))
     found.setdefault("statistics", np.zeros(wire.AGENT_STATISTICS * request.outputs))
@@ -370,7 +371,7 @@ def _choose(kept: KeptState, request: wire.CombineRequest) -> None:
     """Go on with what belongs to one of the C that were tried."""
     found, own = kept.arrays, kept.settings
     if own["chosen"] >= 0 or not 0 <= request.chosen < request.tried or request.folds < 1:
-        raise wrong(_NOT_TRIED, "FK-ORDER-CHANGED")
+        raise ProtocolError(_NOT_TRIED, code="FK-ORDER-CHANGED")
     own["chosen"] = request.chosen
     for name in ("center", "dual", "sigma"):
         if len(found[name]) == request.outputs * request.folds * request.tried:
@@ -387,7 +388,7 @@ def _advance(kept: KeptState, request: wire.CombineRequest, total: Floats, *, ju
     outputs = request.outputs * (request.folds * request.tried if just else 1)
     models = outputs * request.width
     if total.size != models + wire.USER_STATISTICS * outputs:
-        raise wrong("the sum of its group has another length", "FK-MESSAGE-SHAPE")
+        raise ProtocolError("the sum of its group has another length", code="FK-MESSAGE-SHAPE")
     sums = total[:models].reshape(outputs, request.width)
     statistics = total[models:].reshape(wire.USER_STATISTICS, outputs)
     if just:
