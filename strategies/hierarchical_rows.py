@@ -210,6 +210,8 @@ class RowRun:
     saver : Saver
     sizes : callable
         Returns what was planned within the nodes' release limits, for a checkpoint.
+    noise : Releases
+        What was released with noise.
     choice : Choice
     coordinates : Coordinates
     raw : Coordinates or None
@@ -239,6 +241,7 @@ class RowRun:
     sigma: float | None
     saver: Saver
     sizes: Mapping[str, Any]
+    noise: Releases
     choice: Choice = field(default_factory=Choice)
     coordinates: Coordinates = field(default_factory=lambda: Coordinates.identity(0))
     raw: Coordinates | None = None
@@ -345,6 +348,9 @@ class RowRun:
         """Ask all users for what a request sums; again with all of them if somebody is missing."""
         each = requests if isinstance(requests, dict) else dict.fromkeys(self.users, requests)
         sums = next(iter(each.values())).sums(self.now)
+        for spec in sums:
+            if spec.release is not None:
+                self.noise.note(spec.release, len(each))
         answers = yield Ask(each, reply=reply, number=self.step, sums=sums, **more)
         return answers.totals[sums[0].key] if sums else answers.replies
 
@@ -388,8 +394,8 @@ class RowRun:
         """Return fields of a request for an iteration: the coordinates come with the first."""
         own, names = self.coordinates, ("mean", "deviation", "ridge", "shares")
         found = (own.mean, own.deviation, self.ridge, self.shares) if first else (_NONE,) * 4
-        known = {"chosen": self.choice.chosen, "relaxation": self.relaxation}
-        return dict(zip(names, found, strict=True)) | known
+        known: dict[str, Any] = dict(zip(names, found, strict=True))
+        return known | {"chosen": self.choice.chosen, "relaxation": self.relaxation}
 
     # -- without agents
 
@@ -513,7 +519,7 @@ class RowRun:
 
     # -- with a budget of privacy
 
-    def private_rounds(self, arrays: Arrays, noise: Releases) -> Steps:
+    def private_rounds(self, arrays: Arrays) -> Steps:
         """Take all steps, one exchange each, all users in each; return the mean of the second half.
 
         A run that is resumed repeats the iterations since its checkpoint: the same questions, so
@@ -525,7 +531,8 @@ class RowRun:
         model, mean = arrays.get("model", start), arrays.get("mean", start)
         half, self.step = self.rounds // 2, saver.last
         for done in range(saver.last, self.rounds):
-            total = yield from self._noisy(wire.GradientRequest, wire.GradientReply, model, noise)
+            request = self._noisy(wire.GradientRequest, model)
+            total = yield from self.ask_users(request, wire.GradientReply)
             before, model = (
                 model,
                 gradients.next_model(
@@ -547,24 +554,17 @@ class RowRun:
             yield Round(done + 1, {"consensus_difference": moved}, save=save)
         return Learned(True, mean)
 
-    def judge_with_noise(self, model: Floats, noise: Releases) -> Steps:
+    def judge_with_noise(self, model: Floats) -> Steps:
         """Return the counts of held-out rows, as such a sum may be: the last exchange."""
         ends = not self.saver.every  # else users need the key of their noise to answer again
-        about = wire.CountRequest, wire.CountReply, model, noise
-        found = yield from self._noisy(*about, ends=ends)
+        request = self._noisy(wire.CountRequest, model)
+        found = yield from self.ask_users(request, wire.CountReply, ends=ends)
         return tidy(found, self.facts.classes, sum(self.facts.tests))
 
-    def _noisy(
-        self,
-        kind: type[wire.GradientRequest],
-        reply: Any,
-        model: Floats,
-        noise: Releases,
-        **more: Any,
-    ) -> Steps:
-        """Return the sum of all users' vectors with its noise."""
+    def _noisy(self, kind: type[wire.GradientRequest], model: Floats) -> wire.GradientRequest:
+        """Return a request for the next sum with noise."""
         self.step += 1
-        request = kind(
+        return kind(
             round=self.step,
             loss=self.loss,
             features=self.facts.features,
@@ -573,10 +573,6 @@ class RowRun:
             iterations=self.rounds,
             model=model,
         )
-        (spec,) = request.sums(self.facts)
-        assert spec.release is not None
-        noise.note(spec.release, len(self.users))
-        return (yield from self.ask_users(request, reply, **more))
 
     # -- predictions with a saved model
 

@@ -586,6 +586,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
             sigma=self.sigma,
             saver=saver,
             sizes=sizes,
+            noise=self.noise_,
             choice=self.choice_,
             step=step,
             trace=self.trace_,
@@ -626,9 +627,9 @@ class HierarchicalSVM(Judges, PrivateMethod):
     def _learn_privately(self, run: RowRun) -> Steps:
         """Learn with a budget of privacy."""
         with part("train"):
-            found = yield from run.private_rounds(self.saved_, self.noise_)
+            found = yield from run.private_rounds(self.saved_)
         with part("judge"):
-            counts = yield from run.judge_with_noise(found.model, self.noise_)
+            counts = yield from run.judge_with_noise(found.model)
         held_out = sum(run.facts.tests)
         judged = self.judge_by(replace(run.yard, bins=0), counts) if held_out else {}
         self._take_model(run, found.model)
