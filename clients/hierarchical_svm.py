@@ -295,9 +295,13 @@ class SVMClient(TableClient):
     def facts(self, **known: Any) -> wire.SVMFacts:
         """Return what says, with a request, which sums it asks for."""
         table, features = self.table, int(self.kept.settings.get("features", 0))
-        labels = {"classes": len(table.classes), "label_bound": table.label_bound}
-        own = {"columns": table.features, "features": features, "outputs": table.y.shape[1]}
-        return wire.SVMFacts(**{**labels, **own, **known})
+        own: dict[str, Any] = {"columns": table.features, "features": features, **known}
+        return wire.SVMFacts(
+            outputs=table.y.shape[1],
+            classes=len(table.classes),
+            label_bound=table.label_bound,
+            **own,
+        )
 
     def check(self, request: wire.SVMRequest, **known: Any) -> None:
         """Refuse orders that are not those of the sums for which the request asks.

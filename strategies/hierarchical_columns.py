@@ -200,7 +200,8 @@ class ColumnRun:
         """Have users contribute to sums, and those whom they belong to the pads."""
         sums = dict[str, SumSpec]()
         for k, (group, columns) in enumerate(zip(self.groups, self.columns, strict=True)):
-            own = {"agent": group.agent, "cohort": 1 + k, "label": f"group {group.number}"}
+            label, cohort = f"group {group.number}", 1 + k
+            own: dict[str, Any] = {"agent": group.agent, "label": label, "cohort": cohort}
             facts = replace(self.facts, columns=columns, **own)
             sums |= {spec.key: spec for spec in requests[group.users[0]].sums(facts)}
         owners = [one.receiver for one in sums.values() if one.receiver != SERVER]

@@ -488,7 +488,7 @@ class GroupLoop:
         else:
             self.sums.unmask_sections([total])
         self.total = None
-        return self.sums.total(total)
+        return np.asarray(self.sums.total(total))
 
     def _silent(self, members: Iterable[int]) -> str:
         """Wait no longer for members who did not answer; return who they are, and why."""
@@ -549,8 +549,8 @@ class GroupLoop:
         terms = total[:numbers].reshape(before.shape)
         self.center = global_center(terms, self.next_sigma, len(self.live), run.ridge)
         self.advances += 1
-        known = {k for one in self.live.values() for k in (one.judged, one.judging)} - {None}
-        oldest = min([*known, self.advances - 1])
+        numbered = [k for one in self.live.values() for k in (one.judged, one.judging)]
+        oldest = min([self.advances - 1, *(k for k in numbered if k is not None)])
         self.models = {k: model for k, model in self.models.items() if k >= oldest}
         self.models[self.advances] = self.center
         run.note(self.started, self.slowest, self.center)

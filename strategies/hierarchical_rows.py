@@ -500,8 +500,8 @@ class RowRun:
             )
             (spec,) = request.sums(self.now)
             running = sums.order(spec.name, spec.length, spec.encoding, cohort=spec.cohort)
-            asked, how = dict.fromkeys(there, request), {"until": "tried", "number": self.step}
-            yield Ask(asked, reply=wire.EvaluateReply, running=[running], **how)
+            how: dict[str, Any] = {"until": "tried", "number": self.step, "running": [running]}
+            yield Ask(dict.fromkeys(there, request), reply=wire.EvaluateReply, **how)
             if set(there) <= set(running.uploaded):
                 try:
                     post.unmask(running, self.step)

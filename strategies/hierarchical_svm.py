@@ -602,7 +602,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
             loop.restore(self.saved_, self.saved_meta_)
         return (yield from loop.rounds())
 
-    def _judge_rows(self, run: RowRun, found: Learned) -> Steps:
+    def _judge_rows(self, run: RowRun, found: Learned) -> Rounds:
         """Judge a model of rows; return the metrics of the run."""
         model, row = found.model, self.history_[-1] if self.history_ else {}
         lost = {user for g in self.groups_ if g.number in found.lost for user in g.users}
@@ -624,7 +624,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
         ended = self._note_end(row.get("round", 0), found.converged, apart)
         return {**judged, **ended, **left_out}
 
-    def _learn_privately(self, run: RowRun) -> Steps:
+    def _learn_privately(self, run: RowRun) -> Rounds:
         """Learn with a budget of privacy."""
         with part("train"):
             found = yield from run.private_rounds(self.saved_)
@@ -658,7 +658,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
             step=step,
         )
 
-    def _learn_columns(self, saver: Saver, step: int) -> Steps:
+    def _learn_columns(self, saver: Saver, step: int) -> Rounds:
         """Learn from columns at groups; return the metrics of the run."""
         if self.C is None:
             self.choice_.tuned = {"C": 1.0, "by": "nothing", "why": "the split is vertical"}
