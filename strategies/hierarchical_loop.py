@@ -35,20 +35,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedkern_flwr.errors import CheckpointError, CohortError
+from fedkern_flwr.errors import CohortError
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.failure import Failure
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats, Residuals, global_center, may_advance
 from fedkern_flwr.groups.members import Group
 from fedkern_flwr.method import Round, Steps
-from fedkern_flwr.nodes import logger
+from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.overlap import Overlap
 from fedkern_flwr.secure_sum import RunningSum
-from fedkern_flwr.steps import Overlapping
 
-from .hierarchical_rows import Judged, Learned, RowRounds
+from .hierarchical_rows import Judged, Learned, RowRun
 
-GROUP_STATISTICS, AGENT_STATISTICS = 3, 5  # of each output, after the models
+_REPLIES = {
+    wire.CombineRequest: wire.CombineReply,
+    wire.StepWithAgentRequest: wire.StepWithAgentReply,
+}
 _FRESH = 2  # groups that are new in a total at least, so that two totals do not show one group
 
 
@@ -59,11 +62,12 @@ class Live:
     Attributes
     ----------
     group : Group
-    cohort : int
-    done : int
-        Iterations completed.
+    place : int
+        Its place among all groups.
     name : str
         Of the sum under way: all that the users have been told is in it.
+    done : int
+        Iterations completed.
     told : dict
         User -> its request of the iteration under way.
     sum : RunningSum or None
@@ -83,9 +87,9 @@ class Live:
     """
 
     group: Group
-    cohort: int
+    place: int
+    name: str
     done: int = 0
-    name: str = ""
     told: dict[int, wire.StepWithAgentRequest] = field(default_factory=dict)
     sum: RunningSum | None = None
     before: RunningSum | None = None
@@ -98,11 +102,24 @@ class Live:
 
 
 @dataclass
-class Progress:
-    """How far the groups are together.
+class GroupLoop:
+    """The iterations of a run with agents.
 
     Attributes
     ----------
+    run : RowRun
+    post : Overlap
+        Messages under way.
+    staleness : int
+        How many iterations a group may be ahead of the slowest.
+    leave_out : bool
+        Whether the run goes on without a group that falls silent.
+    attempts : int
+        How often a group, or all agents, are asked in all.
+    least : int
+        How many groups there must be at least where some are left out.
+    reported : int
+        The last iteration that was told of.
     live : dict
         Number -> group.
     lost : dict
@@ -145,14 +162,21 @@ class Progress:
         Partition -> why it did not answer.
     """
 
-    live: dict[int, Live]
-    center: Floats
+    run: RowRun
+    post: Overlap
+    staleness: int
+    leave_out: bool
+    attempts: int
+    least: int
+    reported: int
+    live: dict[int, Live] = field(init=False)
+    center: Floats = field(init=False)
     lost: dict[int, str] = field(default_factory=dict)
     tick: int = 0
     residuals: Residuals = field(init=False)
     factors: tuple[Floats, Floats] = field(init=False)
     advances: int = 0
-    models: dict[int, Floats] = field(default_factory=dict)
+    models: dict[int, Floats] = field(init=False)
     best: Judged | None = None
     row: dict[str, Any] = field(default_factory=dict)
     advancing: set[int] = field(default_factory=set)
@@ -171,7 +195,9 @@ class Progress:
 
     def __post_init__(self) -> None:
         """Begin with nothing known of any output."""
-        outputs = len(self.center)
+        run, (outputs, _) = self.run, self.run.shape
+        self.live = {g.number: Live(g, k, run.told) for k, g in enumerate(run.groups)}
+        self.center = np.zeros(run.shape)
         self.residuals, self.models = Residuals.unknown(outputs), {0: self.center}
         self.factors = np.ones(outputs), np.ones(outputs)
 
@@ -185,67 +211,39 @@ class Progress:
         """The agents of all groups."""
         return {one.group.agent for one in self.live.values()}
 
+    @property
+    def sums(self) -> Any:
+        """The secure sums of the run."""
+        return self.post.nodes.sums
 
-class GroupRounds(RowRounds):
-    """The iterations of a run with agents."""
-
-    _run: Progress
-    _post: Overlap
-
-    def go_on(self, progress: Mapping[str, Any]) -> None:
-        """Take up a run that broke off.
-
-        Raises
-        ------
-        CheckpointError
-            Its groups were under way in one of the two loops of an earlier release.
-        """
-        saved = progress.get("saved") or {}
-        places = saved.get("groups", {}).values()
-        if "tick" in saved and not (places and all(isinstance(at, list) for at in places)):
-            raise CheckpointError(
-                f"{self.checkpoint} was written by an earlier version of fedkern-flwr",
-                remedy="resume with that version, or start anew",
-                code="FK-CHECKPOINT-VERSION",
-            )
-        super().go_on(progress)
-
-    def group_rounds(self) -> Steps:
+    def rounds(self) -> Steps:
         """Iterate until the residuals are small, or the slowest group has done all rounds."""
-        live = {g.number: Live(g, 1 + k, name=self._told) for k, g in enumerate(self.groups_)}
-        run = self._run = Progress(live, np.zeros(self.shape_))
-        if self.saved_meta_:
-            self._take_up_groups()
-        elif not self.trying:
-            self.trace_.append((time.monotonic() - run.started, 0, run.center))
-        self._post = yield Overlapping()
-        self._advance(set(run.live), opening=False)
+        run, saver = self.run, self.run.saver
+        if not self.tick:
+            run.note(self.started, 0, self.center)
+        self._advance(set(self.live), opening=False)
         while not self._is_over():
             advancing = yield from self._wait()
-            if advancing and self.is_due(run.slowest):
+            if advancing and saver.is_due(self.slowest):
                 yield from self._drain()
-                yield from self._save_groups()
+                yield from self._save()
             elif advancing:
                 self._advance(advancing)
         yield from self._drain()
         if not self.staleness:  # the losses of the last model but one are with the agents by now
-            self._advance(set(run.live), working=False)
+            self._advance(set(self.live), working=False)
             yield from self._drain()
-        elif run.row:
-            yield Round(run.row["round"], run.row)
-        return Learned(
-            self._is_small(), run.center if run.best is None else run.best.model, run.lost
-        )
-
-    def _is_small(self) -> bool:
-        run = self._run
-        judged = run.slowest > 1 and self.is_judged_at(run.slowest)
-        return judged and run.residuals.small(self.tolerance)
+        elif self.row:
+            yield Round(self.row["round"], self.row)
+        small = run.is_small(self.residuals, self.slowest)
+        return Learned(small, self.center if self.best is None else self.best.model, self.lost)
 
     def _is_over(self) -> bool:
         """Tell whether all iterations are done, but for the objective of the last one."""
-        run = self._run
-        return not run.opening and (self._is_small() or run.slowest >= self.num_rounds)
+        done = self.slowest
+        return not self.opening and (
+            self.run.is_small(self.residuals, done) or done >= self.run.rounds
+        )
 
     # -- what is sent
 
@@ -261,85 +259,92 @@ class GroupRounds(RowRounds):
         working : bool (default: True)
             Whether another iteration follows.
         """
-        run = self._run
-        run.tick, run.opening, run.last, run.attempt = run.tick + 1, opening, not working, 0
-        self.step = run.tick
-        run.advancing = set(groups) if opening else set()
-        if opening:
-            self.settle()
-        after = min(one.done + (number in run.advancing) for number, one in run.live.items())
-        run.sigma = self._sigma(run.slowest, run.factors[0])
-        run.next_sigma = self._sigma(after, run.factors[1])
+        self.tick, self.opening, self.last, self.attempt = self.tick + 1, opening, not working, 0
+        self.run.step = self.tick
+        self.advancing = set(groups) if opening else set()
+        if opening and self.run.choice.is_settled_at(self.slowest + 1):
+            self._settle()
+        after = min(one.done + (number in self.advancing) for number, one in self.live.items())
+        self.sigma = self.run.sigma_of(self.slowest, self.factors[0])
+        self.next_sigma = self.run.sigma_of(after, self.factors[1])
         for number in groups:
-            one = run.live[number]
+            one = self.live[number]
             one.told, one.attempt = self._user_requests(one, opening=opening), 0
             request = next(iter(one.told.values()))
             if opening:
-                one.judged, one.judging = one.judging, run.advances
+                one.judged, one.judging = one.judging, self.advances
                 one.before, one.sum, one.ready = one.sum, None, not working
-            if opening or run.tick == 1:  # else they have been told before
+            if opening or self.tick == 1:  # else they have been told before
                 one.name = request.sum_name(one.name)
         self._ask(groups if working else (), total=opening)
 
+    def _settle(self) -> None:
+        """Go on with the C that was chosen: agents do so along with their next center."""
+        part_of, (now, following) = self.run.choice.part_of, self.factors
+        self.center, self.factors = part_of(self.center), (part_of(now), part_of(following))
+        self.models = {k: part_of(model) for k, model in self.models.items()}
+        self.residuals, self.best = Residuals.unknown(len(self.center)), None
+
     def _ask(self, groups: Iterable[int], *, total: bool) -> None:
         """Ask groups for their sums, all agents for a total, or both at once; or ask them again."""
-        run, requests, sums = self._run, dict[int, Any](), list[RunningSum]()
-        combine = self._agent_requests()
+        requests, sums = dict[int, Any](), list[RunningSum]()
+        combine, facts, count = self._agent_requests(), self.run.now, len(self.run.groups)
         if total:
-            requests, run.deadline = dict(combine), self._post.deadline
-            if len(self.groups_) > 1:
-                name, cohort = wire.LEFT_SUM if run.lost else wire.AGENTS_SUM, 1 + len(self.groups_)
-                masks = {"self_masks": bool(run.lost)}
-                run.total = self._order(name, AGENT_STATISTICS, cohort, **masks)
-                sums.append(run.total)
+            requests, self.deadline = dict(combine), self.post.deadline
+            if count > 1:
+                name = wire.LEFT_SUM if self.lost else wire.AGENTS_SUM
+                specs = next(iter(combine.values())).sums(replace(facts, cohort=1 + count))
+                self.total = self._order(next(spec for spec in specs if spec.name == name))
+                sums.append(self.total)
         for number in sorted(groups):
-            one = run.live[number]
-            agent, one.deadline, one.sealed = one.group.agent, self._post.deadline, b""
-            one.sum = self._order(one.name, GROUP_STATISTICS, one.cohort, receiver=agent)
+            one = self.live[number]
+            agent, one.deadline, one.sealed = one.group.agent, self.post.deadline, b""
+            own = replace(facts, told=one.name, cohort=1 + one.place)
+            (spec,) = next(iter(one.told.values())).sums(own)
+            one.sum = self._order(spec)
             sums.append(one.sum)
             requests[agent] = combine[agent]
-            requests |= {
-                user: replace(told, attempt=one.attempt) if one.attempt else told
-                for user, told in one.told.items()
-            }
-        replies = {
-            p: wire.CombineReply if p in combine else wire.StepWithAgentReply for p in requests
-        }
-        run.answered -= set(requests)
+            for user, request in one.told.items():
+                requests[user] = replace(request, attempt=one.attempt)
+        replies = {p: _REPLIES[type(request)] for p, request in requests.items()}
+        self.answered -= set(requests)
         deliveries = {
-            one.group.agent: one.before for one in run.live.values() if one.before is not None
+            one.group.agent: one.before for one in self.live.values() if one.before is not None
         }
-        self._post.send(requests, replies, sums, deliveries, number=run.tick)
+        self.post.send(requests, replies, sums, deliveries, number=self.tick)
 
-    def _order(self, name: str, statistics: int, cohort: int, **more: Any) -> RunningSum:
-        assert self.sums is not None
-        length = self.shape_[0] * (self.shape_[1] + statistics)
-        how = {"self_masks": False, **more}
-        return self.sums.order(name, length, self.encoding, cohort=cohort, **how)
+    def _order(self, spec: SumSpec) -> RunningSum:
+        order: RunningSum = self.sums.order(
+            spec.name,
+            spec.length,
+            spec.encoding,
+            cohort=spec.cohort,
+            receiver=spec.receiver,
+            self_masks=spec.self_masks,
+        )
+        return order
 
     def _user_requests(self, one: Live, *, opening: bool) -> dict[int, wire.StepWithAgentRequest]:
         """Return what the users of a group are told; the first time nothing of an iteration."""
-        run, done = self._run, one.done + opening
-        index, padded, width = 0, np.zeros(0, np.uint64), self.shape_[1]
+        run, done = self.run, one.done + opening
+        index, padded, width = 0, np.zeros(0, np.uint64), run.shape[1]
         if opening:
             assert one.sum is not None
             index = one.sum.order.index
             padded = np.concatenate(one.sum.delivery().padded)
-            padded = padded[: len(padded) // (width + GROUP_STATISTICS) * width]
+            padded = padded[: len(padded) // (width + wire.USER_STATISTICS) * width]
         shared = wire.StepWithAgentRequest(
-            session=self.session,
+            session=self.post.nodes.session,
             round=done + 1,
             agent=one.group.agent,
-            rho=self.rho_of(one.group.number, done, run.factors[1]),
-            relaxation=self.relaxation,
+            rho=run.rho_of(one.place, done, self.factors[1]),
             sealed=b"",
-            judged=run.center if opening else np.zeros((0, 0)),
-            sigma=run.sigma,
-            next_sigma=run.next_sigma,
+            judged=self.center if opening else np.zeros((0, 0)),
+            sigma=self.sigma,
+            next_sigma=self.next_sigma,
             index=index,
             padded=padded,
-            **self.coordinate_fields(first=done == 0),
-            **self.chosen_field(),
+            **run.shared_fields(first=done == 0),
         )
         users = one.group.users
         size = len(one.sealed) // len(users)
@@ -349,45 +354,29 @@ class GroupRounds(RowRounds):
         }
 
     def _agent_requests(self) -> dict[int, wire.CombineRequest]:
-        run = self._run
+        run, (outputs, width) = self.run, self.run.shape
         return {
             one.group.agent: wire.CombineRequest(
-                session=self.session,
-                round=run.tick,
-                attempt=max(run.attempt, one.attempt),
-                advance=number in run.advancing,
-                rho=self.rho_of(number, one.done, run.factors[0]),
-                sigma=run.sigma,
-                next_sigma=run.next_sigma,
-                relaxation=self.relaxation,
-                plain=len(self.groups_) == 1,
-                leave_out=self.lost_groups == "leave-out",
-                outputs=self.shape_[0],
-                width=self.shape_[1],
+                session=self.post.nodes.session,
+                round=self.tick,
+                attempt=max(self.attempt, one.attempt),
+                advance=number in self.advancing,
+                rho=run.rho_of(one.place, one.done, self.factors[0]),
+                sigma=self.sigma,
+                next_sigma=self.next_sigma,
+                relaxation=run.relaxation,
+                plain=len(run.groups) == 1,
+                leave_out=self.leave_out,
+                outputs=outputs,
+                width=width,
                 users=np.array(one.group.users, np.int32),
-                center=run.center,
-                chosen=self._chosen,
-                tried=len(self.tried_),
-                folds=self.folds_,
+                center=self.center,
+                chosen=run.choice.chosen,
+                tried=len(run.choice.tried),
+                folds=run.choice.folds,
             )
-            for number, one in run.live.items()
+            for number, one in self.live.items()
         }
-
-    def _sigma(self, done: int, factor: Floats) -> Floats:
-        if self.sigma is not None:
-            return np.full((len(factor), 1), self.sigma / self.unit_)
-        return self.mean_rho() * self.grown(done, factor) * len(self.users_) / len(self.groups_)
-
-    def settle(self) -> None:
-        """Go on with what was chosen, if it is time: agents do so along with their next center."""
-        run = self._run
-        if not self.is_settled_at(run.slowest + 1):
-            return
-        run.center = self.chosen_of(run.center)
-        run.models = {k: self.chosen_of(model) for k, model in run.models.items()}
-        now, following = run.factors
-        run.factors = self.chosen_of(now), self.chosen_of(following)
-        run.residuals, run.best = Residuals.unknown(self.outputs_), None
 
     # -- what comes
 
@@ -398,49 +387,45 @@ class GroupRounds(RowRounds):
         all of them. None where all iterations are done. An agent that is asked for its group's sum
         again answers that first.
         """
-        run = self._run
         while True:
             yield from self._read()
             if self._is_over():
                 return set()
-            if not run.opening and not self._post.waiting(run.agents):
-                ready = [number for number, one in run.live.items() if one.ready]
-                done = {number: one.done for number, one in run.live.items()}
+            if not self.opening and not self.post.waiting(self.agents):
+                ready = [number for number, one in self.live.items() if one.ready]
+                done = {number: one.done for number, one in self.live.items()}
                 advancing = may_advance(ready, done, self.staleness)
-                enough = len(advancing) >= _FRESH and not run.renew
-                if enough or len(ready) == len(run.live):
+                enough = len(advancing) >= _FRESH and not self.renew
+                if enough or len(ready) == len(self.live):
                     return advancing
 
     def _drain(self) -> Steps:
         """Wait until no node is at work."""
-        run = self._run
-        while run.opening or not all(one.ready for one in run.live.values()):
+        while self.opening or not all(one.ready for one in self.live.values()):
             yield from self._read()
 
     def _read(self) -> Steps:
         """Take what has arrived; ask again where somebody is missing, or lose the group."""
-        run, post = self._run, self._post
-        found = post.arrived(run.tick)
-        run.failed |= found.failures
-        groups = {one.group.agent: one for one in run.live.values()}
+        found = self.post.arrived(self.tick)
+        self.failed |= found.failures
+        groups = {one.group.agent: one for one in self.live.values()}
         for partition, reply in found.replies.items():
-            run.answered.add(partition)
+            self.answered.add(partition)
             if partition in groups:
-                one, run.terms[partition] = groups[partition], reply
+                one, self.terms[partition] = groups[partition], reply
                 one.sealed = one.sealed or reply.sealed
                 self._close(one, "before")
-        for one in run.live.values():
+        for one in self.live.values():
             members = set(one.group.members)
-            there = run.answered & set(one.sum.uploaded if one.sum is not None else ())
+            there = self.answered & set(one.sum.uploaded if one.sum is not None else ())
             if not one.ready and members <= there and one.sealed:
-                assert self.sums is not None
                 assert one.sum is not None
                 self.sums.unmask_sections([one.sum])
                 one.ready = True
-        if run.opening:
+        if self.opening:
             yield from self._read_total()
             return
-        late = [one for one in run.live.values() if not one.ready and self._is_late(one)]
+        late = [one for one in self.live.values() if not one.ready and self._is_late(one)]
         again = []
         for one in late:
             why = self._silent(one.group.members)
@@ -455,28 +440,27 @@ class GroupRounds(RowRounds):
 
     def _is_late(self, one: Live) -> bool:
         """Tell whether nothing more will come of a group."""
-        waiting = self._post.waiting(one.group.members)
+        waiting = self.post.waiting(one.group.members)
         return not waiting or time.monotonic() > one.deadline
 
     def _read_total(self) -> Steps:
         """Take the agents' total if it is whole; ask all of them again if one is missing."""
-        run, agents = self._run, self._run.agents
-        there = agents & run.answered
-        if run.total is not None:
-            there &= set(run.total.uploaded)
+        agents = self.agents
+        there = agents & self.answered
+        if self.total is not None:
+            there &= set(self.total.uploaded)
         if there == agents:
             yield from self._take_total(self._open())
             return
-        if self._post.waiting(agents) and time.monotonic() <= run.deadline:
+        if self.post.waiting(agents) and time.monotonic() <= self.deadline:
             return
         missing = agents - there
         whys = {agent: self._silent([agent]) for agent in missing}
-        if run.total is not None:
-            assert self.sums is not None
-            self.sums.close(run.total)
-        run.attempt += 1
-        if run.attempt == self.attempts:
-            for one in [one for one in run.live.values() if one.group.agent in missing]:
+        if self.total is not None:
+            self.sums.close(self.total)
+        self.attempt += 1
+        if self.attempt == self.attempts:
+            for one in [one for one in self.live.values() if one.group.agent in missing]:
                 self._lose(one.group, whys[one.group.agent] or "its agent sent no sum")
             yield from self._pass_over()
             return
@@ -487,39 +471,37 @@ class GroupRounds(RowRounds):
 
         The iteration before is reported with the losses in the next total, if there is one.
         """
-        run = self._run
-        run.opening, run.total = False, None
-        for number in run.advancing & set(run.live):
-            run.live[number].done += 1
-        run.factors = run.factors[1], run.factors[1]
-        if run.last and run.row:
-            yield Round(run.row["round"], run.row)
+        self.opening, self.total = False, None
+        for number in self.advancing & set(self.live):
+            self.live[number].done += 1
+        self.factors = self.factors[1], self.factors[1]
+        if self.last and self.row:
+            yield Round(self.row["round"], self.row)
 
     def _open(self) -> Floats:
         """Return the agents' total."""
-        run, total = self._run, self._run.total
+        total = self.total
         if total is None:
-            return np.concatenate([run.terms[agent].term[0] for agent in run.agents])
-        assert self.sums is not None
+            return np.concatenate([self.terms[agent].term[0] for agent in self.agents])
         if total.order.self_masks:
-            self._post.unmask(total, run.tick)
+            self.post.unmask(total, self.tick)
         else:
             self.sums.unmask_sections([total])
-        run.total = None
-        return self.sums.total(total)
+        self.total = None
+        return np.asarray(self.sums.total(total))
 
     def _silent(self, members: Iterable[int]) -> str:
         """Wait no longer for members who did not answer; return who they are, and why."""
-        run, asked = self._run, list(members)
-        run.failed |= self._post.give_up(asked, run.tick)
-        who = [f"{self.nodes.called(p)} {run.failed.pop(p)}" for p in asked if p in run.failed]
+        asked, nodes = list(members), self.post.nodes
+        self.failed |= self.post.give_up(asked, self.tick)
+        who = [f"{nodes.called(p)} {self.failed.pop(p)}" for p in asked if p in self.failed]
         return f"{', '.join(who[:3])}, {self.attempts} times in a row" if who else ""
 
     def _close(self, one: Live, *names: Literal["sum", "before"]) -> None:
         """Forget sums of a group."""
         for name in names:
             running = getattr(one, name)
-            if running is not None and self.sums is not None:
+            if running is not None:
                 self.sums.close(running)
             setattr(one, name, None)
 
@@ -530,11 +512,11 @@ class GroupRounds(RowRounds):
         ------
         CohortError
         """
-        run, number = self._run, group.number
-        if self.lost_groups == "stop" or len(run.live) <= self.least_agents:
-            again = "resume from the checkpoint" if self.nodes.resumable else "start again"
+        number, nodes = group.number, self.post.nodes
+        if not self.leave_out or len(self.live) <= self.least:
+            again = "resume from the checkpoint" if nodes.resumable else "start again"
             remedy = f"mend it and {again}"
-            if self.lost_groups == "stop" and len(self.groups_) > 2:
+            if not self.leave_out and len(self.run.groups) > 2:
                 remedy += ", or go on without the group with --lost-groups leave-out"
             problem = f"group {number} cannot go on: {why}"
             raise CohortError(
@@ -544,87 +526,85 @@ class GroupRounds(RowRounds):
                 code="FK-PARTIES-LOST",
             )
         logger.warning("group %d is left out from here on: %s", number, why)
-        self._close(run.live.pop(number), "sum", "before")
-        self._post.forget(group.members)
-        self.nodes.left_out = sorted({*self.left_out_, *group.members})
-        run.renew = True
-        run.lost[number], run.best = why, None  # the best model was judged on its rows as well
+        self._close(self.live.pop(number), "sum", "before")
+        self.post.forget(group.members)
+        nodes.left_out = sorted({*nodes.left_out, *group.members})
+        self.renew = True
+        self.lost[number], self.best = why, None  # the best model was judged on its rows as well
 
     def _take_total(self, total: Floats) -> Steps:
         """Report the iteration before the last; make the global model of the last one."""
-        run, numbers = self._run, self._run.center.size
-        run.opening = run.renew = False
-        losses, primal, size, dual, pull = total[numbers:].reshape(AGENT_STATISTICS, -1)
-        if run.row:
+        run, numbers = self.run, self.center.size
+        self.opening = self.renew = False
+        losses, primal, size, dual, pull = total[numbers:].reshape(wire.AGENT_STATISTICS, -1)
+        if self.row:
             yield from self._report(losses)
-        if run.last:
+        if self.last:
             return
-        rho = self.rho_of(min(run.live), run.live[min(run.live)].done, run.factors[0])
-        before, now = run.center, run.factors[1]
-        for number in run.advancing & set(run.live):
-            run.live[number].done += 1
-        terms, ridge = total[:numbers].reshape(before.shape), self.ridge_
-        run.center = global_center(terms, run.next_sigma, len(run.live), ridge)
-        run.advances += 1
-        known = [k for one in run.live.values() for k in (one.judged, one.judging) if k is not None]
-        oldest = min([*known, run.advances - 1])
-        run.models = {k: model for k, model in run.models.items() if k >= oldest}
-        run.models[run.advances] = run.center
-        if not self.trying:
-            self.trace_.append((time.monotonic() - run.started, run.slowest, run.center))
-        run.residuals = Residuals(primal, size, dual, pull * self.rows_)
-        if run.slowest > (self.history_[-1]["round"] if self.history_ else 0):
-            names = zip(("primal", "dual"), run.residuals.largest(), strict=True)
-            change = float(np.linalg.norm(run.center - before))
-            run.row = {"round": run.slowest, **dict(names)}
-            run.row |= {"consensus_difference": change, "rho": float(rho.max())}
-            run.factors = now, self.next_growth(now, run.residuals, run.slowest)
+        first = self.live[min(self.live)]
+        rho = run.rho_of(first.place, first.done, self.factors[0])
+        before, now = self.center, self.factors[1]
+        for number in self.advancing & set(self.live):
+            self.live[number].done += 1
+        terms = total[:numbers].reshape(before.shape)
+        self.center = global_center(terms, self.next_sigma, len(self.live), run.ridge)
+        self.advances += 1
+        numbered = [k for one in self.live.values() for k in (one.judged, one.judging)]
+        oldest = min([self.advances - 1, *(k for k in numbered if k is not None)])
+        self.models = {k: model for k, model in self.models.items() if k >= oldest}
+        self.models[self.advances] = self.center
+        run.note(self.started, self.slowest, self.center)
+        self.residuals = Residuals(primal, size, dual, pull * run.rows)
+        if self.slowest > self.reported:
+            names = zip(("primal", "dual"), self.residuals.largest(), strict=True)
+            change = float(np.linalg.norm(self.center - before))
+            self.row = {"round": self.slowest, **dict(names)}
+            self.row |= {"consensus_difference": change, "rho": float(rho.max())}
+            self.factors = now, run.next_factor(now, self.residuals, self.slowest)
 
     def _report(self, losses: Floats) -> Steps:
         """Report an iteration, with the objective if all groups have judged the same model."""
-        run, row, done = self._run, self._run.row, self._run.row["round"]
-        numbers = {one.judged for one in run.live.values()}
+        run, row, done = self.run, self.row, self.row["round"]
+        numbers = {one.judged for one in self.live.values()}
         number = numbers.pop() if len(numbers) == 1 else None
-        if not self.is_judged_at(done):
-            self.take_losses(done, losses)
-        elif number is not None and number in run.models:
-            judged = self.judged(run.models[number], losses)
+        if not run.choice.is_judged_at(done):
+            run.choice.take_losses(done, losses, run.rows)
+        elif number is not None and number in self.models:
+            judged = run.judged(self.models[number], losses)
             row["objective"] = float(judged.objectives.sum())
             if not self.staleness:  # else few models are judged, and not the last
-                run.best = judged.better(run.best)
-        run.row = {}
+                self.best = judged.better(self.best)
+        self.row, self.reported = {}, done
         yield Round(done, row)
 
     # -- checkpoints
 
-    def _save_groups(self) -> Steps:
+    def _save(self) -> Steps:
         """Write a checkpoint, for which all nodes keep their state."""
-        run = self._run
-        yield from self.save_rows(
-            run.slowest,
-            [p for one in run.live.values() for p in one.group.members],
-            {"center": run.center, "before": run.models.get(run.advances - 1, run.center)},
-            run.best,
-            tick=run.tick,
-            groups={str(k): [one.done, one.name, one.judging] for k, one in run.live.items()},
-            lost={str(k): why for k, why in run.lost.items()},
-            advances=run.advances,
-            factors=[own.tolist() for own in run.factors],
-            residuals=[own.tolist() for own in astuple(run.residuals)],
-            row=run.row,
+        yield from self.run.save(
+            self.slowest,
+            [p for one in self.live.values() for p in one.group.members],
+            {"center": self.center, "before": self.models.get(self.advances - 1, self.center)},
+            self.best,
+            tick=self.tick,
+            groups={str(k): [one.done, one.name, one.judging] for k, one in self.live.items()},
+            lost={str(k): why for k, why in self.lost.items()},
+            advances=self.advances,
+            factors=[own.tolist() for own in self.factors],
+            residuals=[own.tolist() for own in astuple(self.residuals)],
+            row=self.row,
         )
 
-    def _take_up_groups(self) -> None:
+    def restore(self, arrays: Arrays, meta: Mapping[str, Any]) -> None:
         """Go back to a checkpoint; what was under way between nodes is asked for again."""
-        run, meta, arrays = self._run, self.saved_meta_, self.saved_
-        run.best = self.take_up()
-        run.lost = {int(k): why for k, why in meta["lost"].items()}
-        run.live = {k: one for k, one in run.live.items() if k not in run.lost}
-        run.renew = bool(run.lost)
+        self.best = self.run.restore(arrays, meta)
+        self.lost = {int(k): why for k, why in meta["lost"].items()}
+        self.live = {k: one for k, one in self.live.items() if k not in self.lost}
+        self.renew = bool(self.lost)
         for number, (done, name, judging) in meta["groups"].items():
-            one = run.live[int(number)]
+            one = self.live[int(number)]
             one.done, one.name, one.judging = done, name, judging
-        run.tick, run.factors = int(meta["tick"]) - 1, tuple(np.array(meta["factors"]))
-        run.center, run.advances = arrays["center"], int(meta["advances"])
-        run.models = {run.advances - 1: arrays["before"], run.advances: run.center}
-        run.residuals, run.row = Residuals(*np.array(meta["residuals"])), meta["row"]
+        self.tick, self.factors = int(meta["tick"]) - 1, tuple(np.array(meta["factors"]))
+        self.center, self.advances = arrays["center"], int(meta["advances"])
+        self.models = {self.advances - 1: arrays["before"], self.advances: self.center}
+        self.residuals, self.row = Residuals(*np.array(meta["residuals"])), meta["row"]

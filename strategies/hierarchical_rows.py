@@ -1,46 +1,53 @@
 """Rows at the users: coordinates, the choice of C, iterations without agents, judging.
 
-C is chosen in the run: several are tried side by side, and the run goes on with one of them, see
-:mod:`fedkern_flwr.groups.trials`.
+A :class:`RowRun` is a run of a horizontal split as far as it is. It goes through the exchanges with
+all users; those of groups with agents are in :mod:`.hierarchical_loop`. C is chosen in the run:
+several are tried side by side, and the run goes on with one of them, see
+:mod:`fedkern_flwr.groups.consensus`. With a budget of privacy the run takes steps along noisy sums
+of gradients instead, see :mod:`fedkern_flwr.groups.gradients`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import SumError, TableError
+from fedkern_flwr.groups import gradients
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import Coordinates, Floats, Residuals, norms, penalties_of
-from fedkern_flwr.groups.digits import DIGITS, from_digits
-from fedkern_flwr.groups.linear_model import model_columns
-from fedkern_flwr.groups.trials import (
+from fedkern_flwr.groups.consensus import (
     FOLDS,
-    ITERATIONS,
     JUDGED,
-    LEAST_ROUNDS,
-    TRIED,
+    TRIAL_ROUNDS,
+    Coordinates,
+    Floats,
+    Residuals,
+    RhoSchedule,
     choose,
-    folds_held_out,
+    growth,
+    initial_rho,
+    next_growth,
+    norms,
     part_of,
+    penalties_of,
 )
-from fedkern_flwr.judging.figures import Yardstick, bins_of
-from fedkern_flwr.method import Round, Steps
+from fedkern_flwr.groups.linear_model import from_digits
+from fedkern_flwr.groups.members import Group
+from fedkern_flwr.judging.figures import Yardstick, bins_of, tidy
+from fedkern_flwr.method import Ask, Round, Save, Steps
 from fedkern_flwr.nodes import Arrays, logger
-from fedkern_flwr.planning import Allowance, allowance
+from fedkern_flwr.privacy.budget import Releases
 from fedkern_flwr.progress import progress
+from fedkern_flwr.solvers.local_solvers import Loss
 from fedkern_flwr.steps import Overlapping
 
-from .hierarchical_options import FEATURES, USERS, SVMOptions
-
 _NONE, _NOTHING = np.zeros(0), np.zeros((0, 0))
-_STATISTICS = 3  # of each output: loss, primal residual, pull
-_ONE_FOLD = 5 / 3  # what is learned from the other rows is spread over these alone
-_ENOUGH = 40  # iterations in which rho has risen: with fewer more frequencies or several C harm
+_LARGE_C = 1e3  # with a larger C the whole objective is divided by a number
 
 
 class Judged(NamedTuple):
@@ -66,428 +73,393 @@ class Learned(NamedTuple):
     lost: Mapping[int, str] = {}
 
 
-class RowRounds(SVMOptions):
-    """Rounds of a horizontal split.
+@dataclass
+class Saver:
+    """Keeps the run after some iterations.
 
     Attributes
     ----------
-    coordinates : Coordinates
-    raw : Coordinates or None
-        By which columns are standardised before random features are made of them.
-    shares_ : ndarray, shape (k,)
-        Where classes are weighted: share of the rows of each output that are positive.
-    tuned_ : dict
-        What was tried and chosen, or why nothing was; empty where C was given.
-    tried_ : tuple of float
-        C that are or were tried.
-    folds_ : int
-        How many folds are held out in turn.
+    every : int
+        Iterations from one checkpoint to the next, 0 without checkpoints.
+    nodes : str
+        Digest of who is there.
+    last : int
+        Iterations done at the last checkpoint.
     """
 
-    def _reset(self) -> None:
-        super()._reset()
-        self.coordinates = Coordinates.identity(0)
-        self.raw: Coordinates | None = None
-        self._told = ""  # name of the last sum over all users: they have been told the same
-        self.shares_ = _NONE
-        self.tuned_: dict[str, Any] = {}
-        self.tried_: tuple[float, ...] = ()
-        self.folds_ = 0
-        self._found = self._chosen = -1  # positions of what was found, of what the run goes on with
-        self._most_folds = FOLDS
+    every: int
+    nodes: str
+    last: int = 0
 
-    @property
-    def shape_(self) -> tuple[int, int]:
-        """Of a model: outputs, coefficients with the bias."""
-        return len(self.each_c), model_columns(self.columns_, self.frequencies) + 1
+    def is_due(self, done: int) -> bool:
+        """Tell whether a checkpoint is due after so many iterations."""
+        return bool(self.every) and done - self.last >= self.every
 
-    @property
-    def ridge_(self) -> Floats:
-        """The penalty in units of the objective, shape (d + 1,)."""
-        return self.coordinates.ridge() / self.unit_
+    def save(
+        self, step: int, done: int, nodes: Iterable[int], arrays: Arrays, **meta: Any
+    ) -> Steps:
+        """Have nodes keep their state under the step at hand; keep the run's if all did."""
+        self.last, asked = done, dict.fromkeys(nodes, wire.SaveRequest())
+        answers = yield Ask(asked, reply=wire.SaveReply, number=step, until="tried")
+        if len(answers.replies) == len(asked):
+            yield Save(arrays, {**meta, "nodes": self.nodes, "done": done}, kept=step)
+        else:
+            logger.warning("no checkpoint of iteration %d: not all nodes kept their state", done)
 
-    def default_rho(self) -> Floats:
-        """Return the first rho where none is given.
 
-        Random features vary little, so that their weights in the coordinates of the run are
-        penalised by far more than 1, and rho grows with the root of that.
-        """
-        wide = self.coordinates.ridge()[:-1].mean() ** 0.5 if self.frequencies else 1
-        return super().default_rho() * wide
+@dataclass
+class Choice:
+    """The choice of C.
 
-    def judged(self, model: Floats, losses: Floats) -> Judged:
-        """Return models with their objectives, of so much loss per row each."""
-        penalties = penalties_of(model, self.coordinates.ridge())
-        return Judged(penalties + self.C_ * self.rows_ * losses, model)
+    Attributes
+    ----------
+    C : float
+        That of the model, or 1 until it is chosen.
+    tried : tuple of float
+        C that are or were tried.
+    folds : int
+        How many folds are held out in turn, 0 where nothing is tried.
+    tuned : dict
+        What was tried and chosen, or why nothing was; empty where C was given.
+    found, chosen : int
+        Positions of what was found, and of what the run goes on with; -1 before.
+    """
 
-    # -- what the nodes' release limits allow
-
-    def plan_sizes(self) -> None:
-        """Plan frequencies, folds and iterations within what the users' nodes grant this run.
-
-        All iterations are about the same rows, so that their numbers add up. The default number of
-        iterations is the most that fit; so is one that the user states as the default. The numbers
-        of a group count, as its agent may send the server what it opens.
-        """
-        sets = [group.users for group in self.groups_] if self.layers else [self.users_]
-        columns = self.columns_ + 1
-        found = [allowance(map(self.party_of, users), columns=columns) for users in sets]
-        allowed = min(found, key=lambda one: one.numbers)
-        if not any(one.planned for one in found):
-            return
-        digits, outputs = 2 * DIGITS * self.columns_ + 1, self.outputs_
-        if self.kind == "rbf" and self.features is None:
-            free = allowed.numbers - digits - _ENOUGH * outputs * (1 + _STATISTICS)
-            self.fitting_ = int(min(max(1, free // (2 * _ENOUGH * outputs + 4)), FEATURES))
-        taken = float(digits + 4 * self.frequencies)
-        each = outputs * (self.shape_[1] + _STATISTICS)
-        trial = ITERATIONS * len(TRIED) * each  # of a fold
-        spare = allowed.numbers - taken - (_ENOUGH - ITERATIONS) * each
-        trials = {FOLDS: FOLDS * trial, 1: trial * _ONE_FOLD}
-        folds = [n for n in trials if trials[n] <= spare] if self.C is None else []
-        self._most_folds = max(folds, default=0)
-        tries = self._most_folds and not self._why_not()
-        if tries:
-            taken += trials[folds_held_out(outputs, self.shape_[1], self._most_folds)]
-        fit = max(1, int((allowed.numbers - taken) // each) + ITERATIONS * bool(tries))
-        if self.num_rounds == self.default_rounds:
-            self.num_rounds = min(self.num_rounds, fit)
-        self._note_sizes(allowed)
-
-    def _note_sizes(self, allowed: Allowance) -> None:
-        of_rbf = f", {self.frequencies} frequencies" if self.frequencies else ""
-        self.note_plan(f"{self.num_rounds} iterations{of_rbf}", allowed)
-
-    # -- C is chosen
-
-    def result(self) -> dict[str, Any]:
-        """Return the result of the last run, with what was tried and chosen in it."""
-        return {**super().result(), **({"tuned": self.tuned_} if self.tuned_ else {})}
-
-    @property
-    def rows_(self) -> int:
-        """Rows to learn from, of all users."""
-        return sum(self.party_of(user).rows for user in self.users_)
+    C: float = 1.0
+    tried: tuple[float, ...] = ()
+    folds: int = 0
+    tuned: dict[str, Any] = field(default_factory=dict)
+    found: int = -1
+    chosen: int = -1
 
     @property
     def trying(self) -> bool:
         """Whether outputs are those of all that are tried."""
-        return self.folds_ > 0 and self._chosen < 0
+        return self.folds > 0 and self.chosen < 0
 
-    @property
-    def each_c(self) -> Floats:
-        """C of each output, shape (k, 1)."""
-        if not self.trying:
-            return super().each_c
-        return np.tile(np.repeat(self.tried_, self.outputs_), self.folds_)[:, None]
-
-    def plan_trials(self, width: int) -> None:
-        """Try several C, if none is given, and users and options allow it."""
-        if self.C is not None:
-            return
-        if why := self._why_not():
-            self.tuned_ = {"C": self.C_, "by": "nothing", "why": why}
-            logger.info("C = 1: %s", why)
-            return
-        self.tried_ = TRIED
-        self.folds_ = folds_held_out(self.outputs_, width, self._most_folds)
-
-    def _why_not(self) -> str:
-        """Return why nothing is tried."""
-        if self.staleness:
-            return "that is for groups that wait for each other"
-        if self.rho is not None or self.step_sizes is not None or self.sigma is not None:
-            return "penalties are given"
-        if self.num_rounds < LEAST_ROUNDS:
-            return f"fewer than {LEAST_ROUNDS} rounds"
-        users = [self.party_of(user) for user in self.users_]
-        if not self._most_folds:
-            return "the release limits of the nodes leave too few iterations"
-        if any(user.rows // FOLDS < user.fold_rows for user in users):
-            return "a fold would have too few rows of a user"
-        for group in self.groups_:
-            members = [self.party_of(user) for user in group.users]
-            least = max(one.fold_sum_rows for one in members)
-            if sum(one.rows // FOLDS for one in members) < least:
-                return "a fold would have too few rows of a group"
-        return ""
-
-    def take_losses(self, number: int, losses: Floats) -> None:
+    def take_losses(self, number: int, losses: Floats, rows: int) -> None:
         """Choose by the losses that came with the record of an iteration, if it is the one."""
-        if not self.trying or self._found >= 0:
+        if not self.trying or self.found >= 0:
             return
-        text = f"choosing C of {len(self.tried_)} values on {self.rows_:,} rows"
-        progress(text, number, ITERATIONS)
+        text = f"choosing C of {len(self.tried)} values on {rows:,} rows"
+        progress(text, number, TRIAL_ROUNDS)
         if number < JUDGED:
             return
-        self._found, errors = choose(losses, self.folds_, self.tried_)
-        found = self.tried_[self._found]
-        held = f"{self.folds_} folds" if self.folds_ > 1 else f"one fold of {FOLDS}"
-        self.tuned_ = {
+        self.found, errors = choose(losses, self.folds, self.tried)
+        found = self.tried[self.found]
+        held = f"{self.folds} folds" if self.folds > 1 else f"one fold of {FOLDS}"
+        self.tuned = {
             "by": held,
             "why": "all that is tried",
-            "Cs": list(self.tried_),
+            "Cs": list(self.tried),
             "losses": errors,
             "C": found,
-            "iterations": ITERATIONS,
+            "iterations": TRIAL_ROUNDS,
         }
         logger.info("by %s: C %g", held, found)
-        progress(f"training with C = {found:g} on {self.rows_:,} rows")
+        progress(f"training with C = {found:g} on {rows:,} rows")
 
     def is_judged_at(self, number: int) -> bool:
         """Tell whether losses that come with the record of an iteration are of the rows learned."""
-        return not self.folds_ or number > ITERATIONS
+        return not self.folds or number > TRIAL_ROUNDS
 
     def is_settled_at(self, number: int) -> bool:
         """Go on with what was chosen, if the center of that iteration is the first of it."""
-        if not self.trying or self._found < 0 or number < ITERATIONS:
+        if not self.trying or self.found < 0 or number < TRIAL_ROUNDS:
             return False
-        self._chosen, self.C_ = self._found, self.tried_[self._found]
+        self.chosen, self.C = self.found, self.tried[self.found]
         return True
 
-    def chosen_of(self, stacked: Floats) -> Floats:
+    def part_of(self, stacked: Floats) -> Floats:
         """Return what belongs to the chosen C, of what belongs to all that were tried."""
-        return part_of(stacked, self.folds_, len(self.tried_), self._chosen)
+        return part_of(stacked, self.folds, len(self.tried), self.chosen)
 
-    def chosen_field(self) -> dict[str, Any]:
-        """Return the field of a request that says which C it goes on with."""
-        return {"chosen": self._chosen}
+    def restore(self, meta: Mapping[str, Any]) -> None:
+        """Take from a checkpoint how far that is."""
+        self.tuned, self.tried, self.folds = meta["tuned"], tuple(meta["tried"]), meta["folds"]
+        self.found, self.chosen = int(meta["found"]), int(meta["chosen"])
+        if self.chosen >= 0:
+            self.C = self.tried[self.chosen]
+
+
+@dataclass
+class RowRun:
+    """A run of a horizontal split.
+
+    Attributes
+    ----------
+    facts : SVMFacts
+        What is public of the run.
+    groups : tuple of Group
+    loss : {"hinge", "logistic", "squared"}
+    gamma : float
+        Width of the kernel, 0 without one.
+    seed : int
+        Of the random features.
+    standard, counted : bool
+        Whether columns are standardised, and classes weighted.
+    rounds : int
+        Most iterations.
+    tolerance, relaxation : float
+    schedule : {"scaled", "rising", "balanced", "fixed"}
+        How rho grows.
+    rho : tuple of float
+        First rho of each group, where it is given.
+    sigma : float or None
+        Penalty of the agents, where it is given.
+    saver : Saver
+    sizes : callable
+        Returns what was planned within the nodes' release limits, for a checkpoint.
+    noise : Releases
+        What was released with noise.
+    choice : Choice
+    coordinates : Coordinates
+    raw : Coordinates or None
+        By which columns are standardised before random features are made of them.
+    shares : ndarray, shape (k,)
+        Where classes are weighted: share of the rows of each output that are positive.
+    told : str
+        Name of the last sum over all users: they have been told the same.
+    step : int
+        Number of the exchange at hand.
+    trace : list of (float, int, ndarray)
+        Seconds since the start, iterations done and model.
+    """
+
+    facts: wire.SVMFacts
+    groups: tuple[Group, ...]
+    loss: Loss
+    gamma: float
+    seed: int
+    standard: bool
+    counted: bool
+    rounds: int
+    tolerance: float
+    relaxation: float
+    schedule: RhoSchedule
+    rho: tuple[float, ...]
+    sigma: float | None
+    saver: Saver
+    sizes: Mapping[str, Any]
+    noise: Releases
+    choice: Choice = field(default_factory=Choice)
+    coordinates: Coordinates = field(default_factory=lambda: Coordinates.identity(0))
+    raw: Coordinates | None = None
+    shares: Floats = field(default_factory=lambda: _NONE)
+    told: str = ""
+    step: int = 0
+    trace: list[tuple[float, int, Floats]] = field(default_factory=list)
+
+    # -- what the users minimise
+
+    @property
+    def users(self) -> list[int]:
+        """All users, group by group."""
+        return [user for group in self.groups for user in group.users]
+
+    @property
+    def rows(self) -> int:
+        """Rows to learn from, of all users."""
+        return sum(self.facts.rows)
+
+    @property
+    def now(self) -> wire.SVMFacts:
+        """The facts at this time: while C is tried, there are several models of each output."""
+        choice = self.choice
+        trials = choice.folds * len(choice.tried) if choice.trying else 1
+        return replace(self.facts, trials=trials, told=self.told)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of a model: outputs, coefficients with the bias."""
+        return self.now.shape
+
+    @property
+    def unit(self) -> float:
+        """What the objective is divided by, so that a large C does not exceed the public bound.
+
+        Duals and penalties grow with C. C and the penalty divided by one number have the same
+        optimum, and the same iterations.
+        """
+        return max(1.0, self.choice.C / _LARGE_C)
+
+    @property
+    def ridge(self) -> Floats:
+        """The penalty in units of the objective, shape (d + 1,)."""
+        return self.coordinates.ridge() / self.unit
+
+    @property
+    def each_c(self) -> Floats:
+        """C of each output in units of the objective, shape (k, 1)."""
+        choice, outputs = self.choice, self.facts.outputs
+        if choice.trying:
+            return np.tile(np.repeat(choice.tried, outputs), choice.folds)[:, None]
+        return np.full((outputs, 1), choice.C / self.unit)
+
+    def judged(self, model: Floats, losses: Floats) -> Judged:
+        """Return models with their objectives, of so much loss per row each."""
+        penalties = penalties_of(model, self.coordinates.ridge())
+        return Judged(penalties + self.choice.C * self.rows * losses, model)
+
+    # -- penalties of ADMM
+
+    def first_rho(self, place: int) -> Floats:
+        """Return the first rho of a group for each output, shape (k, 1).
+
+        Random features vary little, so that their weights in the coordinates of the run are
+        penalised by far more than 1, and rho grows with the root of that.
+        """
+        if self.rho:
+            return np.full(self.each_c.shape, self.rho[place] / self.unit)
+        wide = self.coordinates.ridge()[:-1].mean() ** 0.5 if self.facts.features else 1
+        return initial_rho(self.schedule, self.each_c) * wide
+
+    def mean_rho(self) -> Floats:
+        """Return the first rho, on average over the groups, shape (k, 1)."""
+        return np.asarray(np.mean([self.first_rho(k) for k in range(len(self.groups))], 0))
+
+    def rho_of(self, place: int, done: int, factor: Floats) -> Floats:
+        """Return rho of a group for each output, shape (k, 1), after so many iterations."""
+        return self.first_rho(place) * growth(self.schedule, done, factor)[:, None]
+
+    def sigma_of(self, done: int, factor: Floats) -> Floats:
+        """Return the penalty of the agents for each output, by default rho times users a group."""
+        if self.sigma is not None:
+            return np.full((len(factor), 1), self.sigma / self.unit)
+        grown = self.mean_rho() * growth(self.schedule, done, factor)[:, None]
+        return grown * len(self.users) / len(self.groups)
+
+    def next_factor(self, now: Floats, residuals: Residuals, done: int) -> Floats:
+        """Return the factors of rho in the next iteration."""
+        return next_growth(self.schedule, now, residuals, self.mean_rho()[:, 0] * now, done)
+
+    def is_small(self, residuals: Residuals, done: int) -> bool:
+        """Tell whether the run has converged after so many iterations."""
+        return done > 1 and self.choice.is_judged_at(done) and residuals.small(self.tolerance)
+
+    def note(self, started: float, done: int, model: Floats) -> None:
+        """Note the model of an iteration, unless it is one of those that are tried."""
+        if not self.choice.trying:
+            self.trace.append((time.monotonic() - started, done, model))
 
     # -- exchanges with all users
 
-    def sum_users(self, name: str, length: int, requests: Any, reply: Any, **more: Any) -> Steps:
-        """Sum vectors of all users; repeat it with all of them if somebody did not answer."""
-        sums = [self.term(name, length)]
-        answers = yield self.question(requests, reply, sums=sums, **more)
-        return answers.totals[name], answers.replies
+    def ask_users(self, requests: Any, reply: Any, **more: Any) -> Steps:
+        """Ask all users for what a request sums; again with all of them if somebody is missing."""
+        each = requests if isinstance(requests, dict) else dict.fromkeys(self.users, requests)
+        sums = next(iter(each.values())).sums(self.now)
+        for spec in sums:
+            if spec.release is not None:
+                self.noise.note(spec.release, len(each))
+        answers = yield Ask(each, reply=reply, number=self.step, sums=sums, **more)
+        return answers.totals[sums[0].key] if sums else answers.replies
 
-    def measure_columns(self) -> Steps:
+    def measure(self) -> Steps:
         """Fit the coordinates to what the model is linear in: one exchange, two with features."""
-        standard, width = self.scale == "standard", self.shape_[1] - 1
-        if self.frequencies and standard:
-            self.raw = yield from self._fit(self.columns_, standardised=True, raw=True)
-        self.coordinates = yield from self._fit(
-            width, standardised=standard and not self.frequencies
-        )
+        if self.facts.features and self.standard:
+            self.raw = yield from self._fit(standardised=True, raw=True)
+        standardised = self.standard and not self.facts.features
+        self.coordinates = yield from self._fit(standardised=standardised)
 
-    def _fit(self, columns: int, *, standardised: bool, raw: bool = False) -> Steps:
+    def _fit(self, *, standardised: bool, raw: bool = False) -> Steps:
         self.step += 1
-        counted = self.outputs_ if self.class_weight == "balanced" and not raw else 0
+        partners = {u: [g.agent] for g in self.groups if g.agent >= 0 for u in g.users}
+        shared = wire.StatisticsRequest(
+            loss=self.loss,
+            c=self.choice.C / self.unit,
+            tried=np.array(self.choice.tried),
+            folds=self.choice.folds,
+            features=self.facts.features,
+            gamma=self.gamma,
+            feature_seed=self.seed,
+            rows=self.rows,
+            raw=raw,
+            counted=self.counted and not raw,
+            partners=np.zeros(0, np.int32),
+            raw_mean=_NONE if self.raw is None else self.raw.mean,
+            raw_deviation=_NONE if self.raw is None else self.raw.deviation,
+        )
+        self.told = shared.sum_name(self.told)
         requests = {
-            user: wire.StatisticsRequest(
-                loss=self.loss,
-                c=self.C_ / self.unit_,
-                tried=np.array(self.tried_),
-                folds=self.folds_,
-                features=self.frequencies,
-                gamma=self.chosen_gamma,
-                feature_seed=self.run_seed,
-                rows=self.rows_,
-                raw=raw,
-                counted=counted > 0,
-                partners=np.array(self._partners_of(user), np.int32),
-                raw_mean=_NONE if self.raw is None else self.raw.mean,
-                raw_deviation=_NONE if self.raw is None else self.raw.deviation,
-            )
-            for user in self.users_
+            user: replace(shared, partners=np.array(partners.get(user, ()), np.int32))
+            for user in self.users
         }
-        name = self._told = next(iter(requests.values())).sum_name(self._told)
-        wide = raw or not self.frequencies
-        length = 2 * columns * (DIGITS if wide else 1)
-        sums = yield from self.sum_users(name, length + counted, requests, wire.StatisticsReply)
-        total, self.shares_ = np.split(sums[0], [length])
-        mean, square = (from_digits(total) if wide else total).reshape(2, columns)
-        return Coordinates.fit(mean, square, standardised=standardised)
+        found = yield from self.ask_users(requests, wire.StatisticsReply)
+        total, self.shares = np.split(found, [len(found) - self.facts.outputs * shared.counted])
+        if raw or not self.facts.features:
+            total = from_digits(total)
+        return Coordinates.fit(*total.reshape(2, -1), standardised=standardised)
 
-    def _partners_of(self, user: int) -> list[int]:
-        """Return with whom a user exchanges sealed messages."""
-        return [g.agent for g in self.groups_ if g.agent >= 0 and user in g.users]
-
-    def coordinate_fields(self, *, first: bool) -> dict[str, Any]:
-        """Return the fields of a request that carry the coordinates, with the first iteration."""
+    def shared_fields(self, *, first: bool) -> dict[str, Any]:
+        """Return fields of a request for an iteration: the coordinates come with the first."""
         own, names = self.coordinates, ("mean", "deviation", "ridge", "shares")
-        found = (own.mean, own.deviation, self.ridge_, self.shares_) if first else (_NONE,) * 4
-        return dict(zip(names, found, strict=True))
+        found = (own.mean, own.deviation, self.ridge, self.shares) if first else (_NONE,) * 4
+        known: dict[str, Any] = dict(zip(names, found, strict=True))
+        return known | {"chosen": self.choice.chosen, "relaxation": self.relaxation}
 
     # -- without agents
 
-    def central_rounds(self) -> Steps:
+    def central_rounds(self, arrays: Arrays, meta: Mapping[str, Any]) -> Steps:
         """Iterate with all users around the server, one exchange each.
 
         The server makes the center from the masked sum of all users, as a single agent would. It
         ends when the residuals are small, or all rounds are done.
         """
-        meta, started = self.saved_meta_, time.monotonic()
-        model, best, done = np.zeros(self.shape_), None, int(meta.get("done", 0))
+        choice, started, converged = self.choice, time.monotonic(), False
+        model, best, done = np.zeros(self.shape), None, int(meta.get("done", 0))
         if meta:
-            best, model = self.take_up(), self.saved_["model"]
+            best, model = self.restore(arrays, meta), arrays["model"]
         factor = np.array(meta.get("factor", [1.0] * len(model)))
-        count, ridge, converged = len(self.users_), self.ridge_, False
-        while done < self.num_rounds and not converged:
-            if self.is_settled_at(done + 1):
-                model, factor, best = self.chosen_of(model), self.chosen_of(factor), None
-            if self.is_due(done):
-                yield from self.save_rows(
-                    done, self.users_, {"model": model}, best, factor=factor.tolist()
-                )
-            rho, judged, before = self.rho_of(0, done, factor), model if done else _NOTHING, model
+        count, ridge = len(self.users), self.ridge
+        while done < self.rounds and not converged:
+            if choice.is_settled_at(done + 1):
+                model, factor, best = choice.part_of(model), choice.part_of(factor), None
+            if self.saver.is_due(done):
+                about = {"factor": factor.tolist()}
+                yield from self.save(done, self.users, {"model": model}, best, **about)
+            rho, before, judged = self.rho_of(0, done, factor), model, model if done else _NOTHING
             done += 1
-            total = yield from self._local_sum(done, rho, judged)
-            terms = total[: model.size].reshape(self.shape_)
-            losses, primal, pull = total[model.size :].reshape(_STATISTICS, -1)
-            model = rho * terms / (rho * count + ridge)
+            self.step = done
+            fields = self.shared_fields(first=done == 1)
+            request = wire.LocalRequest(rho=rho, judged=judged, center=judged, **fields)
+            total = yield from self.ask_users(request, wire.LocalReply)
+            terms, statistics = np.split(total, [model.size])
+            losses, primal, pull = statistics.reshape(wire.USER_STATISTICS, -1)
+            model = rho * terms.reshape(model.shape) / (rho * count + ridge)
             change = rho[:, 0] * count * norms(model - before)
-            residuals = Residuals(primal, count * norms(model), change, pull * self.rows_)
+            residuals = Residuals(primal, count * norms(model), change, pull * self.rows)
             row: dict[str, Any] = dict(zip(("primal", "dual"), residuals.largest(), strict=True))
             moved = float(np.linalg.norm(model - before))
             row |= {"consensus_difference": moved, "rho": float(rho.max())}
-            if not self.is_judged_at(done):
-                self.take_losses(done, losses)
+            if not choice.is_judged_at(done):
+                choice.take_losses(done, losses, self.rows)
             elif judged.size:
                 best = (now := self.judged(judged, losses)).better(best)
                 row["objective"] = float(now.objectives.sum())
-            if not self.trying:
-                self.trace_.append((time.monotonic() - started, done, model))
-            factor = self.next_growth(factor, residuals, done)
+            self.note(started, done, model)
+            factor = self.next_factor(factor, residuals, done)
             yield Round(done, row)
-            converged = done > 1 and self.is_judged_at(done) and residuals.small(self.tolerance)
+            converged = self.is_small(residuals, done)
         return Learned(converged, model if best is None else best.model)
-
-    def _local_sum(self, number: int, rho: Floats, judged: Floats) -> Steps:
-        """Return the sum over all users of an iteration."""
-        self.step = number
-        request = wire.LocalRequest(
-            rho=rho,
-            judged=judged,
-            relaxation=self.relaxation,
-            center=judged,
-            **self.coordinate_fields(first=number == 1),
-            **self.chosen_field(),
-        )
-        length = self.shape_[0] * (self.shape_[1] + _STATISTICS)
-        asked = dict.fromkeys(self.users_, request)
-        total, _ = yield from self.sum_users(wire.FLAT_SUM, length, asked, wire.LocalReply)
-        return total
-
-    # -- the end
-
-    def judge(self, model: Floats) -> Steps:
-        """Return the objective of a model and its outcomes on held-out rows: the last exchange."""
-        self.step += 1
-        request = wire.EvaluateRequest(self_masks=False, bins=self.yard_.bins, model=model)
-        total, _ = yield from self.sum_users(
-            wire.EVALUATION_SUM,
-            self.judged_numbers,
-            dict.fromkeys(self.users_, request),
-            wire.EvaluateReply,
-            ends=True,
-        )
-        return self.outcomes(model, total)
-
-    def judge_left(self, model: Floats, lost: set[int]) -> Steps:
-        """Judge a model on the users that are left, all of them; not at all if some are silent.
-
-        It is opened once only: else the difference of two would show single users.
-        """
-        self.step += 1
-        assert self.sums is not None
-        post = yield Overlapping()
-        there = [user for user in self.users_ if user not in lost]
-        for attempt in range(self.attempts):
-            running = self.sums.order(
-                wire.EVALUATION_SUM, self.judged_numbers, self.encoding, cohort=USERS
-            )
-            request = wire.EvaluateRequest(
-                self_masks=True, bins=self.yard_.bins, model=model, attempt=attempt
-            )
-            asked = dict.fromkeys(there, request)
-            yield self.question(asked, wire.EvaluateReply, running=[running], until="tried")
-            if set(there) <= set(running.uploaded):
-                try:
-                    post.unmask(running, self.step)
-                    return self.outcomes(model, self.sums.total(running))
-                except SumError:
-                    break
-            self.sums.close(running)
-        logger.warning("the model is not judged: not all users that are left answered")
-        return {}
-
-    @property
-    def judged_numbers(self) -> int:
-        """How many numbers a user adds when a model is judged."""
-        return 1 + self.yard_.length
-
-    @property
-    def yard_(self) -> Yardstick:
-        """What a user counts."""
-        rows = sum(self.party_of(user).test_rows for user in self.users_)
-        bins = bins_of(rows, self.classes_)
-        return Yardstick(self.classes_, self.outputs_, self.label_bound_, bins)
-
-    def outcomes(self, model: Floats, total: Floats) -> dict[str, Any]:
-        """Return the metrics of a model, of the sum over the users."""
-        penalty = float(penalties_of(model, self.coordinates.ridge()).sum())
-        loss = self.C_ * self.rows_ * float(total[0])
-        found: dict[str, Any] = {"objective": penalty + loss}
-        judged = self.judge_by(self.yard_, total[1:])
-        if not judged:
-            self.nodes.note_untold()
-        return found | judged
-
-    # -- predictions with a saved model
-
-    def predict_at_users(
-        self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
-    ) -> Steps:
-        """Send all users the model of a horizontal split; return how many rows they predicted.
-
-        Raises
-        ------
-        TableError
-            They hold none.
-        """
-        none = np.zeros(0)
-        self.step += 1
-        request = wire.PredictRequest(
-            features=int(meta["features"]),
-            gamma=float(meta["gamma"]),
-            feature_seed=int(meta["feature_seed"]),
-            weights=arrays["weights"],
-            bias=arrays["bias"],
-            calibration=np.array(meta.get("calibration", ()), np.float64),
-            raw_mean=arrays.get("raw_mean", none),
-            raw_deviation=arrays.get("raw_deviation", none),
-        )
-        asked = dict.fromkeys(self.users_, request)
-        answers = yield self.question(asked, wire.PredictReply, ends=True)
-        samples = int(sum(reply.samples for reply in answers.replies.values()))
-        if not samples:
-            raise TableError(
-                "no user holds rows to predict",
-                remedy="name test-data in the --node-config of those that shall predict",
-                code="FK-TEST-NONE",
-            )
-        return samples
 
     # -- checkpoints
 
-    def save_rows(
+    def save(
         self, done: int, nodes: Iterable[int], arrays: Arrays, best: Judged | None, **meta: Any
     ) -> Steps:
-        """Keep the run after an iteration, see :meth:`save`."""
-        own, meta = self.coordinates, {**meta, "trials": self.trials_meta()}
+        """Keep the run after an iteration, see :class:`Saver`."""
+        own, choice = self.coordinates, vars(self.choice) | {"tried": list(self.choice.tried)}
+        meta |= {"standardised": own.standardised, "trials": {**choice, **self.sizes}}
         arrays = {**arrays, "mean": own.mean, "deviation": own.deviation, **self.raw_arrays()}
         if best is not None:
             arrays |= {"best": best.model, "best_objectives": best.objectives}
-        yield from self.save(done, nodes, arrays, standardised=own.standardised, **meta)
+        yield from self.saver.save(self.step, done, nodes, arrays, **meta)
 
-    def take_up(self) -> Judged | None:
-        """Take coordinates from a checkpoint; return the best model so far."""
-        arrays, meta = self.saved_, self.saved_meta_
-        self.take_trials(meta["trials"])
-        self.coordinates = Coordinates(
-            arrays["mean"], arrays["deviation"], bool(meta["standardised"])
-        )
+    def restore(self, arrays: Arrays, meta: Mapping[str, Any]) -> Judged | None:
+        """Take coordinates and the choice of C from a checkpoint; return the best model so far."""
+        self.choice.restore(meta["trials"])
+        standardised = bool(meta["standardised"])
+        self.coordinates = Coordinates(arrays["mean"], arrays["deviation"], standardised)
         if "raw_mean" in arrays:
             self.raw = Coordinates(arrays["raw_mean"], arrays["raw_deviation"], True)
         return Judged(arrays["best_objectives"], arrays["best"]) if "best" in arrays else None
@@ -498,30 +470,137 @@ class RowRounds(SVMOptions):
             return {}
         return {"raw_mean": self.raw.mean, "raw_deviation": self.raw.deviation}
 
-    def trials_meta(self) -> dict[str, Any]:
-        """Return how far that is, for a checkpoint."""
-        own = {"tuned": self.tuned_, "tried": list(self.tried_), "folds": self.folds_}
-        sizes = {"rounds": self.num_rounds, "fitting": self.fitting_, "notes": self.notes_}
-        return {**own, **sizes, "found": self._found, "chosen": self._chosen}
+    # -- the end
 
-    def take_sizes(self, meta: dict[str, Any]) -> None:
-        """Take from a checkpoint what was planned: later less is left, by this run's own sums."""
-        self.fitting_, self.notes_ = int(meta.get("fitting", 0)), list(meta.get("notes", ()))
-        if self.num_rounds == self.default_rounds:
-            self.num_rounds = int(meta.get("rounds", self.num_rounds))
+    @property
+    def yard(self) -> Yardstick:
+        """What a user counts of held-out rows."""
+        facts = self.facts
+        bins = bins_of(sum(facts.tests), facts.classes)
+        return Yardstick(facts.classes, facts.outputs, facts.label_bound, bins)
 
-    def take_trials(self, meta: dict[str, Any]) -> None:
-        """Take that from a checkpoint."""
-        self.tuned_, self.tried_, self.folds_ = meta["tuned"], tuple(meta["tried"]), meta["folds"]
-        self._found, self._chosen = int(meta["found"]), int(meta["chosen"])
-        if self._chosen >= 0:
-            self.C_ = self.tried_[self._chosen]
+    def judge(self, model: Floats) -> Steps:
+        """Judge a model: the last exchange."""
+        self.step += 1
+        request = wire.EvaluateRequest(self_masks=False, bins=self.yard.bins, model=model)
+        return (yield from self.ask_users(request, wire.EvaluateReply, ends=True))
 
+    def judge_left(self, model: Floats, lost: set[int], attempts: int) -> Steps:
+        """Judge a model on the users that are left, all of them; not at all if some are silent.
 
-def shapes_of(meta: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that the arrays of a model must have; a vertical split has none."""
-    if meta["partition"] == "vertical":
-        return {}
-    outputs, columns = int(meta["outputs"]), int(meta["columns"])
-    width = model_columns(columns, int(meta["features"]))
-    return {"weights": (outputs, width), "bias": (outputs,)}
+        It is opened once only: else the difference of two would show single users.
+        """
+        self.step += 1
+        post = yield Overlapping()
+        sums = post.nodes.sums
+        there = [user for user in self.users if user not in lost]
+        for attempt in range(attempts):
+            request = wire.EvaluateRequest(
+                self_masks=True, bins=self.yard.bins, model=model, attempt=attempt
+            )
+            (spec,) = request.sums(self.now)
+            running = sums.order(spec.name, spec.length, spec.encoding, cohort=spec.cohort)
+            how: dict[str, Any] = {"until": "tried", "number": self.step, "running": [running]}
+            yield Ask(dict.fromkeys(there, request), reply=wire.EvaluateReply, **how)
+            if set(there) <= set(running.uploaded):
+                try:
+                    post.unmask(running, self.step)
+                    return sums.total(running)
+                except SumError:
+                    break
+            sums.close(running)
+        logger.warning("the model is not judged: not all users that are left answered")
+        return None
+
+    def objective_of(self, model: Floats, total: Floats) -> float:
+        """Return the objective of a model, of what was summed to judge it."""
+        penalty = float(penalties_of(model, self.coordinates.ridge()).sum())
+        return penalty + self.choice.C * self.rows * float(total[0])
+
+    # -- with a budget of privacy
+
+    def private_rounds(self, arrays: Arrays) -> Steps:
+        """Take all steps, one exchange each, all users in each; return the mean of the second half.
+
+        A run that is resumed repeats the iterations since its checkpoint: the same questions, so
+        that users answer with the noise that they had.
+        """
+        facts, saver = self.facts, self.saver
+        self.coordinates = gradients.public_coordinates(facts.columns, facts.features)
+        start, ridge = np.zeros(self.shape), self.coordinates.ridge()
+        model, mean = arrays.get("model", start), arrays.get("mean", start)
+        half, self.step = self.rounds // 2, saver.last
+        for done in range(saver.last, self.rounds):
+            request = self._noisy(wire.GradientRequest, model)
+            total = yield from self.ask_users(request, wire.GradientReply)
+            before, model = (
+                model,
+                gradients.next_model(
+                    model,
+                    total.reshape(self.shape),
+                    done,
+                    loss=self.loss,
+                    c=self.choice.C,
+                    rows=self.rows,
+                    ridge=ridge,
+                ),
+            )
+            mean = mean + model * (done >= half) / (self.rounds - half)
+            moved, save = float(np.linalg.norm(model - before)), None
+            if done in (0, self.rounds - 1) or saver.is_due(done + 1):
+                saver.last = done + 1
+                meta = {"nodes": saver.nodes, "done": done + 1}
+                save = Save({"model": model, "mean": mean}, meta, kept=1)
+            yield Round(done + 1, {"consensus_difference": moved}, save=save)
+        return Learned(True, mean)
+
+    def judge_with_noise(self, model: Floats) -> Steps:
+        """Return the counts of held-out rows, as such a sum may be: the last exchange."""
+        ends = not self.saver.every  # else users need the key of their noise to answer again
+        request = self._noisy(wire.CountRequest, model)
+        found = yield from self.ask_users(request, wire.CountReply, ends=ends)
+        return tidy(found, self.facts.classes, sum(self.facts.tests))
+
+    def _noisy(self, kind: type[wire.GradientRequest], model: Floats) -> wire.GradientRequest:
+        """Return a request for the next sum with noise."""
+        self.step += 1
+        return kind(
+            round=self.step,
+            loss=self.loss,
+            features=self.facts.features,
+            gamma=self.gamma,
+            feature_seed=self.seed,
+            iterations=self.rounds,
+            model=model,
+        )
+
+    # -- predictions with a saved model
+
+    def predict(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> Steps:
+        """Send all users a saved model; return how many rows they predicted.
+
+        Raises
+        ------
+        TableError
+            They hold none.
+        """
+        self.step += 1
+        request = wire.PredictRequest(
+            features=int(meta["features"]),
+            gamma=float(meta["gamma"]),
+            feature_seed=int(meta["feature_seed"]),
+            weights=arrays["weights"],
+            bias=arrays["bias"],
+            calibration=np.array(meta.get("calibration", ()), np.float64),
+            raw_mean=arrays.get("raw_mean", _NONE),
+            raw_deviation=arrays.get("raw_deviation", _NONE),
+        )
+        replies = yield from self.ask_users(request, wire.PredictReply, ends=True)
+        samples = int(sum(reply.samples for reply in replies.values()))
+        if not samples:
+            raise TableError(
+                "no user holds rows to predict",
+                remedy="name test-data in the --node-config of those that shall predict",
+                code="FK-TEST-NONE",
+            )
+        return samples

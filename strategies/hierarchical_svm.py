@@ -1,45 +1,73 @@
-"""HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent."""
+"""HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
+
+The strategy has the options, says who sums with whom and who sees what, and leads through a run.
+Its parts are plain objects, which get what they need: :class:`~.hierarchical_rows.RowRun` for rows
+at users, :class:`~.hierarchical_loop.GroupLoop` for their groups with agents, and
+:class:`~.hierarchical_columns.ColumnRun` for columns at groups.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import CheckpointError
+from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.fitted import FittedModel
-from fedkern_flwr.groups.consensus import Floats
-from fedkern_flwr.groups.gradients import GRADIENT_SUM, ITERATIONS
-from fedkern_flwr.method import PrivateMethod, Round, Rounds
+from fedkern_flwr.groups import gradients, seen
+from fedkern_flwr.groups import members as groups
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.groups.consensus import (
+    FOLDS,
+    LEAST_ROUNDS,
+    TRIAL_ROUNDS,
+    TRIED,
+    Floats,
+    RhoSchedule,
+    folds_held_out,
+)
+from fedkern_flwr.groups.linear_model import DIGITS, LOSS_OF, MODELS, Model, model_columns
+from fedkern_flwr.groups.members import Group
+from fedkern_flwr.groups.messages import AGENT, OWNER
+from fedkern_flwr.judging.judges import Judges
+from fedkern_flwr.method import PrivateMethod, Round, Rounds, Steps, option
 from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.nodes import Arrays, logger
-from fedkern_flwr.options import at_least, declared
+from fedkern_flwr.options import at_least, check_choice, declared
+from fedkern_flwr.planning import Allowance, allowance
 from fedkern_flwr.progress import part
 from fedkern_flwr.reporting import iterations_ended
+from fedkern_flwr.solvers.local_solvers import Loss
+from fedkern_flwr.steps import Overlapping
+from fedkern_flwr.vertical.parties import MissingRows
 from fedkern_flwr.wire import DescribeReply
 
-from .hierarchical_loop import GroupRounds
-from .hierarchical_options import MORE_ROUNDS
-from .hierarchical_private import PrivateRounds
-from .hierarchical_rows import shapes_of
-from .hierarchical_vertical import ColumnRounds
+from .hierarchical_columns import ColumnRun
+from .hierarchical_loop import GroupLoop
+from .hierarchical_rows import Choice, Learned, RowRun, Saver
 
-_RESIDUALS = ("primal", "dual")
-_VERTICAL = "the split is vertical"
+Partition = Literal["horizontal", "vertical"]
+Architecture = Literal["hierarchical", "centralised"]
+_WIDTH = 3.0  # gamma by default for columns in [0, 1], in units of one over their number
+#: D by default.
+FEATURES = 500
+_RELAXATION, _RESIDUAL, _GAP = 1.7, 0.01, 1e-3
+_ADMM = ("rho", "sigma", "rho_schedule", "relaxation", "step_sizes")
+#: What helps where iterations did not converge.
+MORE_ROUNDS = "use more --rounds, or a larger --tolerance"
+_ONE_FOLD = 5 / 3  # what is learned from the other rows is spread over these alone
+_ENOUGH = 40  # iterations in which rho has risen: with fewer more frequencies or several C harm
 #: Options that determine who predicts, and the attributes that hold them.
 _OF_MODELS = {"partition": "partition", "model": "kind"}
-_SIZES = "who belongs to which group, with how many rows and columns"
-_DECLARED = (
-    "what each user declares: bound of its labels; digests of the names of columns and classes; "
-    "the fewest rows of its own and of all in a fold"
-)
 
 
-class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
+class HierarchicalSVM(Judges, PrivateMethod):
     """HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
 
     Minimises 1/2 |w|^2 + C sum_n loss(y_n, w^T x_n + b) over the rows of all users. In a horizontal
@@ -55,8 +83,15 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
 
     Parameters
     ----------
+    model : {"linear", "rbf", "logistic", "ridge"} (default: "linear")
+        Linear SVM, SVM on random Fourier features of a Gaussian kernel, logistic or ridge
+        regression. More than two classes: one model per class against the rest.
+    step_sizes : sequence of float, optional
+        First rho of each group.
+    checkpoint_every : int (default: 10)
+        Iterations from one checkpoint to the next.
     **options
-        See :class:`~fedkern_flwr.strategies.hierarchical_options.SVMOptions`.
+        The others, and those of :class:`~fedkern_flwr.method.Method`.
 
     Attributes
     ----------
@@ -80,149 +115,369 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
     System", IEEE TNSE 2019.
     """
 
-    # -- what a method tells about itself
+    method, title = "hierarchical-svm", "HierarchicalSVM"
+    left_whole = True
+    described = wire.SVMDescribeReply
+    default_rounds = 200
+    reopens = True
+    fixed: ClassVar[frozenset[str]] = frozenset(
+        {"min_clients", "max_missed", "threshold", "min_cohort"}
+    )
 
-    def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the model for columns as they are; in a vertical split its parts stay behind."""
-        meta = {
-            **self.options(),
-            "C": self.C_,
-            "columns": self.columns_,
-            "features": self.frequencies,
-            "gamma": self.chosen_gamma,
-            "feature_seed": self.run_seed,
-            "outputs": self.outputs_,
-            "classes": self.classes_,
-            "session": self.predicting or self.session,
-            "tables": self._tables(),
-            "calibration": self.calibration_numbers(),
+    partition: Partition = option(
+        "horizontal",
+        "Users hold rows; or the users of a group rows of its block of columns.",
+    )
+    architecture: Architecture | None = option(
+        None,
+        "Hierarchical: groups with an agent each. Centralised: all users around the server. By "
+        "default hierarchical where nodes are agents or in groups.",
+    )
+    C: float | None = option(
+        None,
+        "Weight of the losses. By default chosen of 0.01, 0.1, 1 and 10 by users' held-out folds "
+        "in the first 12 iterations; 1 where that cannot be, as in a vertical split or where the "
+        "nodes' release limits leave too few iterations.",
+        above=0.0,
+    )
+    class_weight: Literal["balanced"] | None = option(
+        None,
+        "Balanced: rows of rare classes weigh more, so that each class counts as much as all "
+        "others together, as scikit-learn's balanced does for one class against the rest. Users' "
+        "counts of the classes are summed securely.",
+    )
+    rho: float | None = option(
+        None,
+        "First penalty of the users, by default C where it rises and 3 C otherwise, with rbf times "
+        "the root of the mean penalty of a weight.",
+        above=0,
+    )
+    sigma: float | None = option(
+        None, "Penalty of the agents, by default rho times users per group.", above=0.0
+    )
+    rho_schedule: RhoSchedule | None = option(
+        None,
+        "The penalty grows 20 times within 40 iterations, which is the default for one output; or "
+        "is scaled to each output's duals, which is the default for several, as of classes of "
+        "which some are rare; or follows the residuals; or stays, which is the default where rho "
+        "or step_sizes are given.",
+    )
+    relaxation: float = option(None, "Over-relaxation in [1, 2).", least=1.0, below=2.0)
+    scale: Literal["standard", "none"] = option(
+        "standard",
+        "The model penalises the weights of columns that are brought to mean 0 and variance 1, or "
+        "of the columns as they are; random features are made of them. Means and variances of all "
+        "users' rows are summed securely.",
+    )
+    features: int | None = option(
+        None,
+        "Of rbf: number D of random frequencies. By default 500, fewer where the nodes' release "
+        "limits allow fewer.",
+        least=1,
+    )
+    gamma: float | None = option(
+        None, "Of rbf: width, by default 1 / number of columns.", above=0.0
+    )
+    staleness: int = option(
+        0,
+        "D: how many iterations a group may be ahead of the slowest. 0 is synchronous.",
+        least=0,
+    )
+    tolerance: float = option(
+        None,
+        "The run ends when the relative primal and dual residuals are at most that, by default "
+        "0.01, where the objective is about 1e-3 from the optimum; in a vertical split the "
+        "relative duality gap, by default 1e-3.",
+        above=0.0,
+    )
+    lost_groups: Literal["stop", "leave-out"] = option(
+        "stop",
+        "What to do with a group whose agent or user does not answer: end the run, or go on "
+        "without the group.",
+    )
+    missing: MissingRows = option(
+        "error",
+        "Of vertical splits: labelled rows that some group does not hold end the run, or are left "
+        "out.",
+        of_model=False,
+    )
+    bound: float = option(
+        wire.DEFAULT_BOUND,
+        "Public bound on the numbers that are summed.",
+        above=0.0,
+        of_model=False,
+    )
+    allow_single: bool = option(
+        False, "Let agents see the models of users that are alone in their group.", of_model=False
+    )
+
+    def __init__(
+        self,
+        *,
+        model: Model = "linear",
+        step_sizes: Sequence[float] | None = None,
+        checkpoint_every: int = 10,
+        **options: Any,
+    ) -> None:
+        check_choice("model", model, MODELS)
+        self.kind = model
+        self.step_sizes = None if step_sizes is None else tuple(map(float, step_sizes))
+        for k, size in enumerate(self.step_sizes or ()):
+            if not 0.0 < size < np.inf:
+                raise OptionError(
+                    f"step size {k} is {size}",
+                    remedy="use a positive number",
+                    code="FK-OPTION-RANGE",
+                )
+        super().__init__(checkpoint_every=checkpoint_every, **options)
+        for code, text in broken_rules(self):
+            problem, _, remedy = text.partition("; ")
+            raise OptionError(problem, remedy=remedy, code=code)
+        if self.rho is not None or self.step_sizes is not None:
+            self.fill_in(rho_schedule="fixed")
+        self.fill_in(
+            relaxation=_RELAXATION,
+            tolerance=_GAP if self.partition == "vertical" else _RESIDUAL,
+        )
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.groups_: tuple[Group, ...] = ()
+        self.row_plan_ = groups.RowPlan(0, 0, np.zeros(0, np.int32), {}, {}, 0)
+        self.trace_: list[tuple[float, int, Floats]] = []
+        self.coefficients_ = np.zeros((0, 0))
+        self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
+        self.choice_ = Choice(1.0 if self.C is None else self.C)
+        self.fitting_ = 0  # D that the nodes' release limits allow, 0 for the default
+        self._most_folds = FOLDS
+        self.predicting = ""
+
+    # -- what follows from the options
+
+    @property
+    def layers(self) -> bool:
+        """Whether there are agents: in a run of which that is not said, as its nodes are."""
+        if self.architecture is not None or self.budget is not None:
+            return self.architecture == "hierarchical"
+        grouped = any(p.role == AGENT or p.group > 0 for p in self.parties_.values())
+        return grouped or bool(needs_agents(self))
+
+    @property
+    def loss(self) -> Loss:
+        """The loss of the model."""
+        return LOSS_OF[self.kind]
+
+    @property
+    def frequencies(self) -> int:
+        """D, 0 for models of the columns."""
+        return (self.features or self.fitting_ or FEATURES) if self.kind == "rbf" else 0
+
+    @property
+    def columns_(self) -> int:
+        """Columns of the rows; in a vertical split of all groups together."""
+        found = self._blocks()
+        return sum(found) if self.partition == "vertical" else sum(found[:1])
+
+    def _blocks(self) -> list[int]:
+        """Return the columns of each group."""
+        return [int(self.party_of(group.users[0]).features) for group in self.groups_]
+
+    @property
+    def chosen_gamma(self) -> float:
+        """The width of the kernel, 0 without one."""
+        if self.kind != "rbf":
+            return 0.0
+        wide = 1.0 if self.budget is None else _WIDTH
+        return wide / max(1, self.columns_) if self.gamma is None else self.gamma
+
+    @property
+    def C_(self) -> float:
+        """The weight of the losses, given or chosen."""
+        return self.choice_.C
+
+    @property
+    def tuned_(self) -> dict[str, Any]:
+        """What was tried and chosen, or why nothing was; empty where C was given."""
+        return self.choice_.tuned
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        return {
+            **super().options(),
+            "model": self.kind,
+            "step_sizes": None if self.step_sizes is None else list(self.step_sizes),
         }
-        return dict(self.model_), meta
 
-    def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
-        """Return the model of a horizontal split, for columns as nodes hold them."""
+    def result(self) -> dict[str, Any]:
+        """Return the result of the last run, with what was tried and chosen in it."""
+        return super().result() | ({"tuned": self.tuned_} if self.tuned_ else {})
+
+    @property
+    def advice_of_classes(self) -> str:
+        """What to do where rare classes are never found: columns of rows are not weighed."""
         if self.partition == "vertical":
-            found: FittedModel = super().fitted(classes)  # which says why not
-            return found
-        return FittedModel.of_server(self.method, "linear", *self.model(), classes or self.classes_)
+            return "if they are rare, fdskl with --class-weight balanced finds more of them"
+        return super().advice_of_classes
 
-    def _tables(self) -> dict[str, list[Any]]:
-        """Return names and number of the columns of each group, and what the labels are."""
-        tables: dict[str, list[Any]] = {}
-        for group in self.groups_:
-            first = self.party_of(group.users[0])
-            number = str(group.number) if self.partition == "vertical" else "all"
-            tables.setdefault(number, [first.columns, first.features])
-        if labelled := next((p for p in self.described_parties() if p.outputs), None):
-            tables["labels"] = [labelled.labels, labelled.label_bound]
-        return tables
+    # -- who sums with whom
 
-    def privacy(self) -> dict[str, Any]:
-        """Return what is seen by whom."""
-        sums = self.sums_privacy()
-        cohorts = sums.get("cohorts", [])
-        agents = self.lost_groups == "leave-out"  # whose sum may lack some
-        for cohort in cohorts[: len(cohorts) - agents]:
-            cohort["threshold"] = cohort.pop("parties")
-            cohort["parties"] = cohort["threshold"]
-            del cohort["shares_to_open"]
-        if self.predicting:
-            return _predictions_seen_by(self.partition, sums)
-        found = {**sums, **self._seen_by(), **self.budget_report()}
-        for one in found["budget"]["releases"] if "budget" in found else ():
-            if one["release"] == GRADIENT_SUM:  # one of so many
-                one["times"] = self.num_rounds
-        return found
+    @property
+    def users_(self) -> list[int]:
+        """All users, group by group."""
+        return [user for group in self.groups_ for user in group.users]
 
-    def _seen_by(self) -> dict[str, Any]:
-        """Return what server, agents and users see."""
-        if self.partition == "vertical":
-            return {
-                "server_sees": [
-                    "objective and duality gap of each iteration",
-                    "outcomes on held-out rows",
-                    "pseudonyms of the rows, and which users hold them",
-                    _SIZES,
-                    _DECLARED,
-                ],
-                "agent_sees": [
-                    "means, variances and the model of its group's columns",
-                    "products of its group's columns with messages that it does not know",
-                ],
-                "owner_sees": [
-                    "inner products of all rows: the rows up to a rotation, once there are as many "
-                    "iterations as columns",
-                ],
-                "user_sees": [
-                    "means and variances of its group's columns, and the group's model",
-                    "messages at its rows, whose signs are at first the labels",
-                ],
-            }
-        if self.budget is not None:
-            return {
-                "server_sees": [
-                    "sums of all users' gradients with noise, see budget",
-                    "outcomes on the held-out rows of all users together, with noise",
-                    _SIZES,
-                    _DECLARED,
-                ],
-                "user_sees": ["the model of each iteration"],
-            }
-        of_rbf = " and of the random features" if self.kind == "rbf" else ""
-        statistics = f"means and variances of the columns{of_rbf} over all users"
-        server = [
-            "the global model of each iteration",
-            "the total loss of each class",
-            statistics,
-            "outcomes on the held-out rows of all users together",
-            _SIZES,
-            _DECLARED,
-        ]
-        if self.C is None:
-            server.append("models of each C that is tried and each fold, and losses on the folds")
-        if self.class_weight:
-            server.append("how many rows of each class all users have together")
-        if not self.layers:
-            return {
-                "server_sees": server,
-                "user_sees": ["the global model of each iteration", statistics],
-            }
-        found = {
-            "server_sees": server,
-            "agent_sees": [
-                "sum of its users' models with their duals, of their losses and of their "
-                "distances: sums of gradients, which late in a run may be those of single rows",
-                "the global model of each iteration",
-            ],
-            "user_sees": [
-                "its group's and the global model of each iteration: its group's sum of gradients",
-                statistics,
-            ],
-        }
-        if self.lost_groups == "leave-out":
-            server.append("about what the term of a group was that is left out, by difference")
-        if self.staleness:
-            server.append("how the terms of the groups change that advance together, two at least")
-        return found
+    def party_of(self, partition: int) -> Any:
+        """Return the description of a party."""
+        return next(p for p in self.parties_.values() if p.partition == partition)
 
-    def matched(self) -> dict[str, Any]:
-        """Return who is in which group, and how many rows were left out."""
-        groups = {
-            str(group.number): {"users": list(group.users), "agent": group.agent}
-            for group in self.groups_
-        }
-        dropped = self.row_plan_.dropped
-        return {"groups": groups, "dropped_rows": dropped} if dropped else {"groups": groups}
+    @property
+    def least_agents(self) -> int:
+        """How many groups there must be at least where some may be left out."""
+        return max(2, len(self.groups_) // 2 + 1)
 
-    def summary(self) -> None:
-        """Log the configuration, and what it gives away."""
-        if self.predicting:
-            return
-        if self.lost_groups == "leave-out":
+    def check_parties(self, parties: Sequence[Any]) -> None:
+        """Refuse nodes that clash."""
+        groups.check_parties(parties)
+
+    def cohorts(self) -> list[list[int]] | None:
+        """Return the sets of nodes that sum: all users, the groups, the agents."""
+        parties, layers = list(self.parties_.values()), self.layers
+        self.groups_ = found = groups.read_groups(parties, layers=layers)
+        groups.check_count(len(found), self.step_sizes, self.lost_groups == "leave-out")
+        vertical = self.partition == "vertical"
+        first = (
+            groups.check_vertical(parties, found) if vertical else groups.check_horizontal(parties)
+        )
+        groups.check_single(found, parties, allow_single=self.allow_single)
+        small = [group for group in found if group.agent >= 0 and len(group.users) <= 2]
+        if small and not vertical and not self.predicting:
             logger.warning(
-                "lost_groups leave-out shows the server about what a lost group had contributed"
+                "%d groups have one or two users: agents or partners see gradients of single "
+                "users; form larger groups",
+                len(small),
             )
-        super().summary()
+        self.outputs_, self.classes_ = first.outputs, first.classes
+        self.label_bound_ = first.label_bound
+        if self.loss != "squared" and not self.classes_:
+            raise OptionError(
+                f"model {self.kind} is for classes, the labels are numbers",
+                remedy="use model ridge, or name the classes at all nodes with labels",
+                code="FK-LOSS-CLASSES",
+            )
+        if self.class_weight and not self.classes_:
+            raise OptionError(
+                "class_weight is for classes",
+                remedy="leave it out for numbers",
+                code="FK-WEIGHTS-NUMBERS",
+            )
+        if vertical:
+            self.row_plan_ = groups.match_rows(
+                parties, found, drop=self.missing == "drop-row", held_out=bool(self.predicting)
+            )
+        owner = [first.partition] if vertical else []
+        agents = [group.agent for group in found]
+        sets = [sorted([*self.users_, *owner])]
+        if layers:
+            sets += [group.members for group in found]
+            if not vertical and len(agents) > 1:
+                sets.append(sorted(agents))
+        return sets
+
+    def thresholds(self, cohorts: int) -> list[int | None]:
+        """Return the thresholds; where groups may be left out, more than half of the agents."""
+        found: list[int | None] = [None] * cohorts
+        if self.lost_groups == "leave-out":
+            found[-1] = self.least_agents
+        return found
+
+    # -- what the nodes' release limits allow
+
+    def _plan_rows(self) -> None:
+        """Plan frequencies, folds and iterations within what the users' nodes grant this run.
+
+        All iterations are about the same rows, so that their numbers add up. The default number of
+        iterations is the most that fit; so is one that the user states as the default. The numbers
+        of a group count, as its agent may send the server what it opens.
+        """
+        sets = [group.users for group in self.groups_] if self.layers else [self.users_]
+        columns, outputs = self.columns_, self.outputs_
+        found = [allowance(map(self.party_of, users), columns=columns + 1) for users in sets]
+        allowed = min(found, key=lambda one: one.numbers)
+        if not any(one.planned for one in found):
+            return
+        digits, statistics = 2 * DIGITS * columns + 1, wire.USER_STATISTICS
+        if self.kind == "rbf" and self.features is None:
+            free = allowed.numbers - digits - _ENOUGH * outputs * (1 + statistics)
+            self.fitting_ = int(min(max(1, free // (2 * _ENOUGH * outputs + 4)), FEATURES))
+        taken, width = float(digits + 4 * self.frequencies), self._width()
+        each = outputs * (width + statistics)
+        trial = TRIAL_ROUNDS * len(TRIED) * each  # of a fold
+        spare = allowed.numbers - taken - (_ENOUGH - TRIAL_ROUNDS) * each
+        trials = {FOLDS: FOLDS * trial, 1: trial * _ONE_FOLD}
+        folds = [n for n in trials if trials[n] <= spare] if self.C is None else []
+        self._most_folds = max(folds, default=0)
+        tries = self._most_folds and not self._why_not()
+        if tries:
+            taken += trials[folds_held_out(outputs, width, self._most_folds)]
+        fit = max(1, int((allowed.numbers - taken) // each) + TRIAL_ROUNDS * bool(tries))
+        of_rbf = f", {self.frequencies} frequencies" if self.frequencies else ""
+        self._plan_iterations(fit, allowed, of_rbf)
+
+    def _plan_columns(self) -> None:
+        """Plan iterations within what the users' nodes grant this run.
+
+        Users count statistics of columns, and for each visit products with the messages, objective
+        and bound. There are two visits more than iterations. A user's own rows alone are hidden, as
+        the server chooses those of the others.
+        """
+        fits = list[tuple[float, Allowance]]()
+        for user in map(self.party_of, self.users_):
+            rows = {user.partition: len(self.row_plan_.learned(user.partition))}
+            allowed = allowance([user], labels=0, rows=rows)
+            left = allowed.numbers - 2 * DIGITS * user.features
+            fits.append((left / (user.features * self.outputs_ + 2) - 2, allowed))
+        fit, allowed = min(fits, key=lambda one: one[0])
+        if any(one.planned for _, one in fits):
+            self._plan_iterations(max(1.0, fit), allowed)
+
+    def _plan_iterations(self, fit: float, allowed: Allowance, more: str = "") -> None:
+        if self.num_rounds == self.default_rounds:
+            self.num_rounds = int(min(self.num_rounds, fit))
+        self.note_plan(f"{self.num_rounds} iterations{more}", allowed)
+
+    def _width(self) -> int:
+        """Return how many coefficients a model has, with the bias."""
+        return model_columns(self.columns_, self.frequencies) + 1
+
+    def _plan_trials(self) -> None:
+        """Try several C, if none is given, and users and options allow it."""
+        if self.C is not None:
+            return
+        if why := self._why_not():
+            self.choice_.tuned = {"C": self.C_, "by": "nothing", "why": why}
+            logger.info("C = 1: %s", why)
+            return
+        self.choice_.tried = TRIED
+        self.choice_.folds = folds_held_out(self.outputs_, self._width(), self._most_folds)
+
+    def _why_not(self) -> str:
+        """Return why nothing is tried."""
+        if self.staleness:
+            return "that is for groups that wait for each other"
+        if self.rho is not None or self.step_sizes is not None or self.sigma is not None:
+            return "penalties are given"
+        if self.num_rounds < LEAST_ROUNDS:
+            return f"fewer than {LEAST_ROUNDS} rounds"
+        if not self._most_folds:
+            return "the release limits of the nodes leave too few iterations"
+        sets = [list(map(self.party_of, group.users)) for group in self.groups_]
+        if any(user.rows // FOLDS < user.fold_rows for users in sets for user in users):
+            return "a fold would have too few rows of a user"
+        for users in sets:
+            least = max(user.fold_sum_rows for user in users)
+            if sum(user.rows // FOLDS for user in users) < least:
+                return "a fold would have too few rows of a group"
+        return ""
 
     # -- a run
 
@@ -234,60 +489,194 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
     def start(self, *arguments: Any, **named: Any) -> Result:
         """Run the method; with a budget in fewer iterations, unless it is told how many."""
         if self.budget is not None and len(arguments) < 3 and named.get("num_rounds") is None:
-            named["num_rounds"] = ITERATIONS
+            named["num_rounds"] = gradients.ITERATIONS
         return super().start(*arguments, **named)
+
+    def go_on(self, progress: Mapping[str, Any]) -> None:
+        """Take up a run that broke off.
+
+        Raises
+        ------
+        CheckpointError
+            Its groups were under way in one of the two loops of an earlier release.
+        """
+        saved = progress.get("saved") or {}
+        places = saved.get("groups", {}).values()
+        if "tick" in saved and not (places and all(isinstance(at, list) for at in places)):
+            raise CheckpointError(
+                f"{self.checkpoint} was written by an earlier version of fedkern-flwr",
+                remedy="resume with that version, or start anew",
+                code="FK-CHECKPOINT-VERSION",
+            )
+        super().go_on(progress)
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
         """Fit the model and judge it on held-out rows."""
-        known = self.saved_meta_
-        if self.partition == "vertical":
-            self.plan_iterations()
-        elif self.budget is None:
-            self.take_sizes(known["trials"]) if known else self.plan_sizes()
+        known, vertical, step = self.saved_meta_, self.partition == "vertical", 0
+        if vertical:
+            self._plan_columns()
+        elif self.budget is None and not known:
+            self._plan_rows()
+        elif self.budget is None:  # later less is left, by this run's own sums
+            planned = known["trials"]
+            self.fitting_ = int(planned.get("fitting", 0))
+            self.notes_ = list(planned.get("notes", ()))
+            if self.num_rounds == self.default_rounds:
+                self.num_rounds = int(planned.get("rounds", self.num_rounds))
         self.planned = self.num_rounds
+        nodes = groups.digest(self.parties_.values())
+        saver = Saver(self.checkpoint_every if self.checkpoint else 0, nodes)
         if known:
-            if known["nodes"] != self.nodes_digest():
+            if known["nodes"] != saver.nodes:
                 raise CheckpointError(
                     f"the nodes are not those of the run of {self.checkpoint}",
                     remedy="bring back the nodes and tables of that run, or start anew",
                     code="FK-CHECKPOINT-PARTIES",
                 )
-            self.step, self.last_saved = int(self.kept_ or 0), int(known["done"])
+            step, saver.last = int(self.kept_ or 0), int(known["done"])
         yield Round(0)  # progress is that of iterations
-        if self.partition == "vertical":
-            self.tuned_ = (
-                {} if self.C is not None else {"C": 1.0, "by": "nothing", "why": _VERTICAL}
-            )
-            with part("train"):
-                return dict((yield from self.column_rounds()))
+        if vertical:
+            return (yield from self._learn_columns(saver, step))
+        if self.budget is None and not known:
+            self._plan_trials()
+        run = self._row_run(saver, step)
         if self.budget is not None:
-            with part("train"):
-                found = yield from self.private_rounds()
-            with part("judge"):
-                judged = yield from self.judge_with_noise(found.model)
-            self._take_model(found.model)
-            return {**judged, **iterations_ended(self.num_rounds, True, "", MORE_ROUNDS)}
+            return (yield from self._learn_privately(run))
         if not known:
-            self.plan_trials(self.shape_[1])
-            yield from self.measure_columns()
+            yield from run.measure()
         with part("train"):
-            found = yield from self.group_rounds() if self.layers else self.central_rounds()
-        last = self.history_[-1]["round"] if self.history_ else 0
+            found = yield from (
+                self._learn_groups(run) if self.layers else run.central_rounds(self.saved_, known)
+            )
+        return (yield from self._judge_rows(run, found))
+
+    def _facts(self, **more: Any) -> wire.SVMFacts:
+        """Return what is public of a run, and says what its exchanges sum."""
+        users = list(map(self.party_of, self.users_))
+        return wire.SVMFacts(
+            bound=self.bound,
+            columns=self.columns_,
+            features=self.frequencies,
+            outputs=self.outputs_,
+            classes=self.classes_,
+            label_bound=self.label_bound_,
+            rows=[user.rows for user in users],
+            tests=[user.test_rows for user in users],
+            budget=self.budget,
+            **more,
+        )
+
+    def _row_run(self, saver: Saver, step: int) -> RowRun:
+        several = self.outputs_ > 1 and not self.staleness
+        given = () if self.rho is None else (self.rho,) * len(self.groups_)
+        sizes = {"rounds": self.num_rounds, "fitting": self.fitting_, "notes": self.notes_}
+        return RowRun(
+            facts=self._facts(),
+            groups=self.groups_,
+            loss=self.loss,
+            gamma=self.chosen_gamma,
+            seed=self.run_seed,
+            standard=self.scale == "standard",
+            counted=self.class_weight == "balanced",
+            rounds=self.num_rounds,
+            tolerance=self.tolerance,
+            relaxation=self.relaxation,
+            schedule=self.rho_schedule or ("scaled" if several else "rising"),
+            rho=self.step_sizes or given,
+            sigma=self.sigma,
+            saver=saver,
+            sizes=sizes,
+            noise=self.noise_,
+            choice=self.choice_,
+            step=step,
+            trace=self.trace_,
+        )
+
+    def _learn_groups(self, run: RowRun) -> Steps:
+        """Iterate with groups and their agents."""
+        reported = self.history_[-1]["round"] if self.history_ else 0
+        leaves = self.lost_groups == "leave-out"
+        how = self.staleness, leaves, self.attempts, self.least_agents, reported
+        loop = GroupLoop(run, (yield Overlapping()), *how)
+        if self.saved_meta_:
+            loop.restore(self.saved_, self.saved_meta_)
+        return (yield from loop.rounds())
+
+    def _judge_rows(self, run: RowRun, found: Learned) -> Rounds:
+        """Judge a model of rows; return the metrics of the run."""
+        model, row = found.model, self.history_[-1] if self.history_ else {}
         lost = {user for g in self.groups_ if g.number in found.lost for user in g.users}
-        model = found.model
         with part("judge"):
-            judged = yield from self.judge_left(model, lost) if lost else self.judge(model)
-        self._take_model(model)
+            total = yield from (
+                run.judge_left(model, lost, self.attempts) if lost else run.judge(model)
+            )
+        judged = dict[str, Any]()
+        if total is not None:
+            judged["objective"] = run.objective_of(model, total)
+            figures = self.judge_by(run.yard, total[1:])
+            judged |= figures
+            if not figures:
+                self.nodes.note_untold()
+        self._take_model(run, model)
         left_out = {"groups_left_out": len(found.lost)} if found.lost else {}
-        row = self.history_[-1] if self.history_ else {}
-        apart = ", ".join(f"{name} residual {row[name]:.1e}" for name in _RESIDUALS if name in row)
-        ended = self.note_end(last, converged=found.converged, apart=apart)
+        names = [name for name in ("primal", "dual") if name in row]
+        apart = ", ".join(f"{name} residual {row[name]:.1e}" for name in names)
+        ended = self._note_end(row.get("round", 0), found.converged, apart)
         return {**judged, **ended, **left_out}
 
-    def _take_model(self, model: Floats) -> None:
-        weights, bias = self.coordinates.model(model)
+    def _learn_privately(self, run: RowRun) -> Rounds:
+        """Learn with a budget of privacy."""
+        with part("train"):
+            found = yield from run.private_rounds(self.saved_)
+        with part("judge"):
+            counts = yield from run.judge_with_noise(found.model)
+        held_out = sum(run.facts.tests)
+        judged = self.judge_by(replace(run.yard, bins=0), counts) if held_out else {}
+        self._take_model(run, found.model)
+        return {**judged, **iterations_ended(self.num_rounds, True, "", MORE_ROUNDS)}
+
+    def _take_model(self, run: RowRun, model: Floats) -> None:
+        weights, bias = run.coordinates.model(model)
         self.coefficients_ = model
-        self.model_ = {"weights": weights, "bias": bias, **self.raw_arrays()}
+        self.model_ = {"weights": weights, "bias": bias, **run.raw_arrays()}
+
+    def _column_run(self, saver: Saver, step: int) -> ColumnRun:
+        owner = next(p.partition for p in self.parties_.values() if p.role == OWNER)
+        plan = self.row_plan_
+        rows = {"plan_rows": plan.rows, "all_rows": plan.all_rows}
+        return ColumnRun(
+            facts=self._facts(owner=owner, **rows),
+            groups=self.groups_,
+            columns=self._blocks(),
+            plan=plan,
+            loss=self.loss,
+            C=self.C_,
+            tolerance=self.tolerance,
+            rounds=self.num_rounds,
+            standardised=self.scale == "standard",
+            saver=saver,
+            step=step,
+        )
+
+    def _learn_columns(self, saver: Saver, step: int) -> Rounds:
+        """Learn from columns at groups; return the metrics of the run."""
+        if self.C is None:
+            self.choice_.tuned = {"C": 1.0, "by": "nothing", "why": "the split is vertical"}
+        run = self._column_run(saver, step)
+        with part("train"):
+            ended = self._note_end(*(yield from run.iterate(self.saved_meta_)))
+            counts = yield from run.judge()
+        found: dict[str, Any] = {"objective": run.last.objective, **ended}
+        if counts.size:
+            return found | self.judge_by(run.yard, counts)
+        self.nodes.note_untold()
+        return found
+
+    def _note_end(self, last: int, converged: bool, apart: str) -> dict[str, Any]:
+        """Return how the run ended; note it if it stopped at its share."""
+        if self.notes_ and not converged and self.num_rounds < self.default_rounds:
+            self.notes_.append(f"stopped after {last} iterations, which is its share: {apart}")
+        return iterations_ended(last, converged, apart, MORE_ROUNDS)
 
     # -- predictions with a model that was saved
 
@@ -323,12 +712,17 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
         CohortError, ProtocolError, TableError, OptionError
             See :meth:`start`.
         """
-        check_model(self.method, arrays, meta, shapes_of(meta))
+        shapes: dict[str, tuple[int, ...]] = {}  # a vertical split has no arrays
+        if meta["partition"] != "vertical":
+            width = model_columns(int(meta["columns"]), int(meta["features"]))
+            shapes = {"weights": (meta["outputs"], width), "bias": (meta["outputs"],)}
+        check_model(self.method, arrays, meta, shapes)
         own = {name: getattr(self, held) for name, held in _OF_MODELS.items()}
         check_made_with(type(self), own, meta)
         self.begin()
         self.predicting = str(meta["session"])
         self.run_seed, self.model_ = int(meta["seed"]), dict(arrays)
+        numbers = meta.get("calibration", ())
 
         def rounds(parties: Sequence[DescribeReply]) -> Rounds:
             if meta["tables"] != self._tables():
@@ -338,11 +732,11 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
                     code="FK-MODEL-PARTIES",
                 )
             if self.partition == "vertical":
-                samples = yield from self.predict_columns(
-                    self.predicting, meta.get("calibration", ())
-                )
+                columns = self._column_run(Saver(0, ""), 0)
+                samples = yield from columns.predict(self.predicting, numbers)
             else:
-                samples = yield from self.predict_at_users(arrays, meta)
+                rows = self._row_run(Saver(0, ""), 0)
+                samples = yield from rows.predict(arrays, meta)
             return {"predicted_rows": samples}
 
         self.conduct(grid, rounds, timeout=timeout)
@@ -367,22 +761,140 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
             chosen |= {"features": meta["features"], "gamma": meta["gamma"]}
         return cls(**chosen, **more)
 
+    # -- what a method tells about itself
 
-def _predictions_seen_by(partition: str, sums: dict[str, Any]) -> dict[str, Any]:
-    """Return what is seen when rows are predicted with a saved model."""
-    if partition == "horizontal":
-        return {
-            "protocol": "predictions stay at the users",
-            "server_sees": [_SIZES, "how many rows each user predicted"],
-            "user_sees": ["the model"],
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the model for columns as they are; in a vertical split its parts stay behind."""
+        meta = {
+            **self.options(),
+            "C": self.C_,
+            "columns": self.columns_,
+            "features": self.frequencies,
+            "gamma": self.chosen_gamma,
+            "feature_seed": self.run_seed,
+            "outputs": self.outputs_,
+            "classes": self.classes_,
+            "session": self.predicting or self.session,
+            "tables": self._tables(),
+            "calibration": self.calibration_numbers(),
         }
-    return {
-        **sums,
-        "server_sees": [
-            _SIZES,
-            "pseudonyms of the rows, and which users hold them",
-            "how many rows were predicted",
-        ],
-        "owner_sees": ["outputs of the new rows: a linear function of all columns"],
-        "user_sees": ["means, variances and the model of its group's columns"],
+        return dict(self.model_), meta
+
+    def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
+        """Return the model of a horizontal split, for columns as nodes hold them."""
+        if self.partition == "vertical":
+            super().fitted(classes)  # raises an error that says why not
+        return FittedModel.of_server(self.method, "linear", *self.model(), classes or self.classes_)
+
+    def _tables(self) -> dict[str, list[Any]]:
+        """Return names and number of the columns of each group, and what the labels are."""
+        tables: dict[str, list[Any]] = {}
+        for group in self.groups_:
+            first = self.party_of(group.users[0])
+            number = str(group.number) if self.partition == "vertical" else "all"
+            tables.setdefault(number, [first.columns, first.features])
+        if labelled := next((p for p in self.parties_.values() if p.outputs), None):
+            tables["labels"] = [labelled.labels, labelled.label_bound]
+        return tables
+
+    def privacy(self) -> dict[str, Any]:
+        """Return what is seen by whom."""
+        sums = self.sums_privacy()
+        cohorts = sums.get("cohorts", [])
+        agents = self.lost_groups == "leave-out"  # whose sum may lack some
+        for cohort in cohorts[: len(cohorts) - agents]:
+            cohort["threshold"] = cohort.pop("parties")
+            cohort["parties"] = cohort["threshold"]
+            del cohort["shares_to_open"]
+        if self.predicting:
+            return seen.predictions_seen_by(self.partition, sums)
+        found = {**sums, **seen.seen_by(self.options(), self.layers), **self.budget_report()}
+        for one in found["budget"]["releases"] if "budget" in found else ():
+            if one["release"] == gradients.GRADIENT_SUM:  # one of so many
+                one["times"] = self.num_rounds
+        return found
+
+    def matched(self) -> dict[str, Any]:
+        """Return who is in which group, and how many rows were left out."""
+        groups = {
+            str(group.number): {"users": list(group.users), "agent": group.agent}
+            for group in self.groups_
+        }
+        dropped = self.row_plan_.dropped
+        return {"groups": groups, "dropped_rows": dropped} if dropped else {"groups": groups}
+
+    def summary(self) -> None:
+        """Log the configuration, and what it gives away."""
+        text = "lost_groups leave-out shows the server about what a lost group had contributed"
+        if self.lost_groups == "leave-out" and not self.predicting:
+            logger.warning(text)
+        if not self.predicting:
+            super().summary()
+
+
+# -- which options go together
+
+
+def needs_agents(strategy: HierarchicalSVM) -> list[str]:
+    """Return which of the options that were given are for runs with agents."""
+    used = {
+        "partition vertical": strategy.partition == "vertical",
+        "staleness": strategy.staleness > 0,
+        "step_sizes": strategy.step_sizes is not None,
+        "sigma": strategy.sigma is not None,
+        "lost_groups leave-out": strategy.lost_groups == "leave-out",
     }
+    return [name for name, is_used in used.items() if is_used]
+
+
+def broken_rules(strategy: HierarchicalSVM) -> Iterator[tuple[str, str]]:
+    """Yield the code, and problem with remedy, of each rule that the options break."""
+    vertical, kernel = strategy.partition == "vertical", strategy.kind == "rbf"
+    admm = [name for name in _ADMM if getattr(strategy, name) is not None]
+    late, weighted = strategy.staleness > 0, strategy.class_weight is not None
+    for name in ("features", "gamma"):
+        if getattr(strategy, name) is not None and not kernel:
+            yield "FK-OPTION-CONFLICT", f"{name} is for model rbf; add model rbf, or leave it out"
+    if vertical:
+        for name in admm:
+            text = f"{name} has no meaning in a vertical split; leave it out"
+            yield "FK-OPTION-CONFLICT", text
+        if late or strategy.lost_groups == "leave-out":
+            text = "a vertical split needs every group in every iteration"
+            yield "FK-OPTION-CONFLICT", f"{text}; leave staleness and lost_groups out"
+        if weighted:
+            text = "class_weight is for horizontal splits; leave it out"
+            yield "FK-OPTION-CONFLICT", text
+        if kernel:
+            text = "model rbf needs all columns of a row; use fdskl for vertical splits"
+            yield "FK-SPLIT-KERNEL", text
+    if strategy.architecture == "centralised":
+        for name in needs_agents(strategy):
+            yield "FK-GROUPS-OPTION", f"{name} needs agents; use architecture hierarchical"
+    if {"rho", "step_sizes"} <= set(admm):
+        yield "FK-OPTION-BOTH", "rho and step_sizes are both given; give one of them"
+    if late and strategy.rho_schedule in ("balanced", "scaled"):
+        text = "groups that do not wait have no residuals in common; use another rho_schedule"
+        yield "FK-SVM-STALENESS", text
+    if strategy.budget is None:
+        return
+    if vertical:
+        text = "privacy_epsilon is for horizontal splits; of columns fed-cg with basis fourier"
+        yield "FK-BUDGET-SPLIT", f"{text} keeps a budget"
+    if strategy.architecture == "hierarchical" or needs_agents(strategy):
+        text = "privacy_epsilon is for one sum of all users; use architecture centralised"
+        yield "FK-BUDGET-OPTION", f"{text}, where no group needs noise of its own"
+    if strategy.scale == "none":
+        text = "scale none has no meaning with privacy_epsilon; leave it out"
+        yield "FK-BUDGET-OPTION", f"{text}, columns are to lie in [0, 1]"
+    if admm:
+        text = f"{' and '.join(admm)} are those of ADMM, privacy_epsilon takes steps of its own"
+        yield "FK-BUDGET-OPTION", f"{text}; leave them out"
+    if strategy.loss not in gradients.BOUNDED:
+        text = "privacy_epsilon is for losses whose derivatives are bounded; use model linear, rbf"
+        yield "FK-BUDGET-LOSS", f"{text} or logistic, or for numbers fed-cg with basis fourier"
+    if strategy.C is None:
+        text = "C is not chosen by the rows in a run with privacy_epsilon; give C, such as 1"
+        yield "FK-BUDGET-CHOICE", text
+    if weighted:
+        yield "FK-BUDGET-WEIGHTS", "class_weight counts classes without noise; leave it out"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,7 @@ from ..alignment import SAME_KEY, Positions, count_duplicates, find_rows
 from ..errors import CohortError, OptionError, ProtocolError, TableError
 from ..table_parties import check_labels, check_spelling, misfit
 from ..wire.describe import check_columns, check_partitions
-from .messages import SVMDescribeReply
-
-USER, AGENT, OWNER = "user", "agent", "owner"
-ROLES = (USER, AGENT, OWNER)
-#: Public bound on the numbers that are summed.
-DEFAULT_BOUND = 2.0**20
+from .messages import AGENT, OWNER, ROLES, USER, SVMDescribeReply
 
 
 @dataclass(frozen=True)
@@ -84,6 +80,36 @@ def read_groups(parties: Sequence[SVMDescribeReply], *, layers: bool) -> tuple[G
             )
         found.append(Group(number, own[0], members))
     return tuple(found)
+
+
+def digest(parties: Iterable[SVMDescribeReply]) -> str:
+    """Return a digest of who is there with how many rows, to be the same after a resume."""
+    found = hashlib.sha256()
+    for p in parties:
+        told = (p.partition, p.role, p.group, p.rows, p.test_rows, p.features)
+        found.update(repr(told).encode())
+    return found.hexdigest()
+
+
+def check_count(count: int, step_sizes: Sequence[float] | None, leave_out: bool) -> None:
+    """Refuse options that do not go with so many groups.
+
+    Raises
+    ------
+    OptionError
+    """
+    if step_sizes is not None and len(step_sizes) != count:
+        raise OptionError(
+            f"{len(step_sizes)} step sizes for {count} groups",
+            remedy="give each group one",
+            code="FK-GROUPS-DIFFER",
+        )
+    if leave_out and count < 3:
+        raise OptionError(
+            f"of {count} groups none can be left out: the total would be that of one",
+            remedy="use lost_groups stop",
+            code="FK-GROUPS-LEFT",
+        )
 
 
 def check_parties(parties: Sequence[Any]) -> None:

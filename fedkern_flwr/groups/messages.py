@@ -2,19 +2,30 @@
 
 Models are matrices, a row per output: the coefficients of the features, then the bias. What is
 summed travels in secure sums, named here; what follows the vector of a sum are statistics.
+
+A request says which sums it asks for, ``sums(facts)``. The server makes the facts of what the nodes
+described and orders the sums. A node makes them of its table, of the options that it was started
+with and of what it was sent before, and refuses other orders.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..exchange import SumSpec
+from ..judging.figures import Yardstick, outcomes_release
+from ..privacy import Budget, Release
+from ..secure_sum import Encoding
 from ..table_parties import TableReply
 from ..wire.message import Message, array, arrays
 from ..wire.sums import bind
+from .gradients import gradient_release
+from .linear_model import DIGITS, model_columns
 
 Floats = NDArray[np.float64]
 Ring = NDArray[np.uint64]
@@ -40,6 +51,89 @@ JUDGED_SUM = "judged outputs"
 PREDICTED_SUM = "predicted outputs"
 #: Loss on the rows to learn from, outcomes on held-out rows.
 EVALUATION_SUM = "evaluation"
+#: Of each output, after the models: loss, primal residual, pull of a user. No user gets their pad.
+USER_STATISTICS = 3
+#: Loss, primal residual and what it is measured by, dual residual, pull of a group.
+AGENT_STATISTICS = 5
+USER, AGENT, OWNER = "user", "agent", "owner"
+ROLES = (USER, AGENT, OWNER)
+#: Public bound on the numbers that are summed.
+DEFAULT_BOUND = 2.0**20
+#: Cohort of all users, and of the label owner; the groups follow, then the agents.
+EVERYBODY = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVMFacts:
+    """What is public of a run, and says what its exchanges sum.
+
+    Attributes
+    ----------
+    bound : float
+        Public bound on the numbers that are summed.
+    columns : int
+        Of a row; in a vertical split of the group's block.
+    features : int
+        Random Fourier frequencies, 0 for the columns as they are.
+    outputs, classes, label_bound
+        What the labels are.
+    trials : int
+        Models of each output: several while C is chosen.
+    told : str
+        Name of the sum of the exchange, where it follows from all that the users were sent.
+    rows, tests : sequence of int
+        Rows to learn from and held-out rows of each user, as they signed it.
+    budget : Budget, optional
+        Of privacy.
+    agent, owner : int
+        Parties that open sums in a vertical split.
+    plan_rows, all_rows : int
+        Of the plan of a vertical split: rows to learn from, and with those held out.
+    cohort, label
+        Of the server: see :class:`~fedkern_flwr.exchange.SumSpec`.
+    """
+
+    bound: float = DEFAULT_BOUND
+    columns: int = 0
+    features: int = 0
+    outputs: int = 0
+    classes: int = 0
+    label_bound: float = 1.0
+    trials: int = 1
+    told: str = ""
+    rows: Sequence[int] = ()
+    tests: Sequence[int] = ()
+    budget: Budget | None = None
+    agent: int = -1
+    owner: int = -1
+    plan_rows: int = 0
+    all_rows: int = 0
+    cohort: int = 0
+    label: str = ""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the models: outputs, coefficients with the bias."""
+        return self.outputs * self.trials, model_columns(self.columns, self.features) + 1
+
+    def sum(self, name: str, length: int | None, **more: Any) -> SumSpec:
+        """Return a sum over a whole cohort, of numbers within the bound."""
+        about: dict[str, Any] = {"cohort": self.cohort, **more}
+        return SumSpec(name=name, length=length, encoding=Encoding.fixed_point(self.bound), **about)
+
+    def models(self, name: str, statistics: int, receiver: int = -1) -> list[SumSpec]:
+        """Return the sum of models with so many statistics of each output."""
+        outputs, width = self.shape
+        return [self.sum(name, outputs * (width + statistics), receiver=receiver)]
+
+    def for_agent(self, length: int, agent: int) -> SumSpec:
+        """Return a sum over a group of a vertical split."""
+        return self.sum(GROUP_SUM, length, receiver=agent, label=self.label)
+
+    def noisy(self, release: Release, length: int, rows: Sequence[int], **more: Any) -> SumSpec:
+        """Return a sum with noise, of numbers that a row moves by one at most."""
+        code = Encoding.fixed_point(float(max(1, *rows)))
+        return SumSpec(name=release.name, length=length, encoding=code, release=release, **more)
 
 
 class SVMDescribeReply(TableReply):
@@ -52,11 +146,16 @@ class SVMDescribeReply(TableReply):
 
 
 class SVMRequest(Message):
-    """What every request carries."""
+    """What every request carries, and who answers it: nodes of all roles, if that is not said."""
 
+    role: ClassVar[str] = ""
     session: str = ""
     round: int = 0
     attempt: int = 0  # how often it has been asked before
+
+    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+        """Return which secure sums it asks for: none here."""
+        return []
 
 
 class IterationRequest(SVMRequest):
@@ -79,6 +178,7 @@ class SVMReply(Message):
 class FeaturesRequest(SVMRequest):
     """What a model is linear in."""
 
+    role = USER
     pinned = ("raw_mean", "raw_deviation")
 
     features: int  # random Fourier frequencies, 0 for the columns as they are
@@ -99,7 +199,7 @@ class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
     counted: bool  # whether positive rows of each output are counted as well
     # Parties with which this user will exchange sealed messages.
     partners: Index = array("partners", dtype="index")
-    # What is tried where C is chosen, see :mod:`.trials`, and how many folds are held out in turn.
+    # What is tried where C is chosen, see :mod:`.consensus`, and how many folds are held out.
     tried: Floats = array("tried", dtype="float64")
     folds: int = 0
 
@@ -107,6 +207,13 @@ class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
         """Name of the sum: all users who add to it have been told the same, now and before."""
         alike = replace(self, partners=np.zeros(0, np.int32))
         return bind(STATISTICS_SUM, alike, session=before, round=0, attempt=0)
+
+    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+        """Means and mean squares, of columns in digits; and counts of positive rows."""
+        digits = DIGITS if self.raw or not self.features else 1
+        columns = model_columns(facts.columns, 0 if self.raw else self.features)
+        counted = facts.outputs if self.counted else 0
+        return [facts.sum(facts.told, 2 * columns * digits + counted)]
 
 
 class StatisticsReply(SVMReply, phase="svm-statistics"):
@@ -116,6 +223,7 @@ class StatisticsReply(SVMReply, phase="svm-statistics"):
 class SolveRequest(IterationRequest):
     """To users: solve the local problem, contribute."""
 
+    role = USER
     pinned: ClassVar[tuple[str, ...]] = ("mean", "deviation", "ridge")
 
     # Penalty of each output in this iteration, shape (k, 1).
@@ -140,6 +248,10 @@ class LocalRequest(SolveRequest, phase="svm-local"):
     relaxation: float
     # Shape (k, d + 1); before the first iteration (0, 0).
     center: Floats = array("outputs", "width", dtype="float64")
+
+    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+        """Users' models with their duals, then their statistics."""
+        return facts.models(FLAT_SUM, USER_STATISTICS)
 
 
 class LocalReply(SVMReply, phase="svm-local"):
@@ -171,6 +283,10 @@ class StepWithAgentRequest(SolveRequest, phase="svm-step"):
         """
         return bind(GROUP_SUM, self, session=before, attempt=0, sealed=b"")
 
+    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+        """Users' models with their duals, then their statistics; for their agent."""
+        return facts.models(facts.told, USER_STATISTICS, self.agent)
+
 
 class StepWithAgentReply(SVMReply, phase="svm-step"):
     """Carries the upload."""
@@ -183,6 +299,7 @@ class CombineRequest(IterationRequest, phase="svm-combine"):
     order: the agent contributes its pad to it.
     """
 
+    role = AGENT
     pinned = ("relaxation",)
 
     # Whether the group has finished an iteration, whose sum is delivered with this request; else
@@ -205,6 +322,16 @@ class CombineRequest(IterationRequest, phase="svm-combine"):
     tried: int = 0
     folds: int = 0
 
+    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+        """A total of all agents or of those left; and the agent's pad of the sum ``told`` of.
+
+        How long that sum is says the request to the users. The agent looks at it when it seals the
+        pad for them.
+        """
+        length = self.outputs * (self.width + AGENT_STATISTICS)
+        found = [facts.sum(AGENTS_SUM, length), facts.sum(LEFT_SUM, length, self_masks=True)]
+        return [*found, facts.sum(facts.told, None, receiver=facts.agent)]
+
 
 class CombineReply(SVMReply, phase="svm-combine"):
     """The beginning of the pad of the group's sum, sealed for each user in turn; else nothing."""
@@ -216,9 +343,15 @@ class CombineReply(SVMReply, phase="svm-combine"):
 class EvaluateRequest(SVMRequest, phase="svm-evaluate"):
     """To users: judge the model on rows to learn from and on held-out rows."""
 
+    role = USER
     self_masks: bool  # whether the sum may lose users
     bins: int = 0  # of the histograms of held-out rows, 0 for none
     model: Floats = array("outputs", "width", dtype="float64")  # shape (k, d + 1)
+
+    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+        """Loss, and outcomes on held-out rows."""
+        yard = Yardstick(facts.classes, facts.outputs, facts.label_bound, self.bins)
+        return [facts.sum(EVALUATION_SUM, 1 + yard.length, self_masks=self.self_masks)]
 
 
 class EvaluateReply(SVMReply, phase="svm-evaluate"):
@@ -236,6 +369,12 @@ class SaveReply(SVMReply, phase="svm-save"):
 class PadRequest(SVMRequest, phase="svm-pad"):
     """To whom sums belong: contribute the pad to the sums of this exchange."""
 
+    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+        """All that an agent or the label owner may open: how long they are, the users check."""
+        to_agent = [facts.sum(GROUP_SUM, None, receiver=facts.agent)]
+        names = (OUTPUT_SUM, JUDGED_SUM, PREDICTED_SUM)
+        return to_agent + [facts.sum(name, None, receiver=facts.owner) for name in names]
+
 
 class PadReply(SVMReply, phase="svm-pad"):
     """Carries the uploads."""
@@ -247,6 +386,7 @@ class PadReply(SVMReply, phase="svm-pad"):
 class PlanRequest(StepRequest):
     """To users of a vertical split: which rows they have."""
 
+    role = USER
     pinned = ("agent", "owner")
 
     agent: int  # partitions that open the group's sums, and the sums of outputs
@@ -264,6 +404,10 @@ class ColumnsRequest(PlanRequest, phase="svm-columns"):
     all_rows: int  # with those held out, which follow them
     standardised: bool  # whether columns are brought to variance 1; they are centred in any case
 
+    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+        """Means and mean squares of the group's columns, in digits; for its agent."""
+        return [facts.for_agent(2 * DIGITS * facts.columns, self.agent)]
+
 
 class ColumnsReply(SVMReply, phase="svm-columns"):
     """Carries the upload."""
@@ -272,6 +416,7 @@ class ColumnsReply(SVMReply, phase="svm-columns"):
 class VisitRequest(StepRequest, phase="svm-visit"):
     """To users of a vertical split: multiply a message and the last weights with the rows."""
 
+    role = USER
     width: int  # columns of messages and weights
     message_round: int  # steps in which message and weights, or coordinates, were sealed
     weights_round: int
@@ -281,6 +426,18 @@ class VisitRequest(StepRequest, phase="svm-visit"):
     weights: bytes  # the group's weights, sealed by the agent; empty in the first visit
     judge: bool  # whether outputs are those of the model, for held-out rows as well
 
+    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+        """Products of the group's columns with a message, and outputs of the last weights."""
+        found, length = list[SumSpec](), facts.columns * self.width
+        if self.message:
+            found.append(facts.for_agent(length, facts.agent))
+        if self.weights:
+            name = JUDGED_SUM if self.judge else OUTPUT_SUM
+            rows = facts.all_rows if self.judge else facts.plan_rows
+            own = {"receiver": facts.owner, "cohort": EVERYBODY}
+            found.append(facts.sum(name, rows * self.width, **own))
+        return found
+
 
 class VisitReply(SVMReply, phase="svm-visit"):
     """Carries the uploads."""
@@ -289,6 +446,7 @@ class VisitReply(SVMReply, phase="svm-visit"):
 class BlockRequest(StepRequest, phase="svm-block"):
     """To agents of a vertical split: open the group's sum and pass it on to the users."""
 
+    role = AGENT
     # "columns", "weights", "model" or "again": statistics of the columns; weights; weights of the
     # model; or what was opened last.
     kind: str
@@ -306,6 +464,7 @@ class BlockReply(SVMReply, phase="svm-block"):
 class OwnerRequest(StepRequest, phase="svm-owner"):
     """To the label owner of a vertical split: take the outputs, make the next message."""
 
+    role = OWNER
     pinned = ("loss", "c", "tolerance", "rows")
 
     # "start": make the first message; "first": the second, before any outputs; "step": the next
@@ -355,6 +514,7 @@ class PredictReply(SVMReply, phase="svm-predict"):
 class RecallRequest(StepRequest, phase="svm-recall"):
     """To agents of a vertical split: pass the group's part of a model on to the users."""
 
+    role = AGENT
     model: str  # session of the run that made the model
     users: Index = array("users", dtype="index")  # of the group
 
@@ -373,6 +533,11 @@ class ContributeRequest(PlanRequest, phase="svm-contribute"):
     sealed_round: int  # step in which the agent sealed its part
     sealed: bytes  # see RecallReply
 
+    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+        """Outputs for new rows; for the label owner."""
+        own = {"receiver": self.owner, "cohort": EVERYBODY}
+        return [facts.sum(PREDICTED_SUM, self.rows * self.width, **own)]
+
 
 class ContributeReply(SVMReply, phase="svm-contribute"):
     """Carries the upload."""
@@ -381,6 +546,7 @@ class ContributeReply(SVMReply, phase="svm-contribute"):
 class WriteRequest(StepRequest, phase="svm-write"):
     """To the label owner: open the outputs of its held-out rows, and write them."""
 
+    role = OWNER
     model: str  # session of the run that made the model
     # Positions of the plan's rows among those that the owner announced.
     take: Index = array("taken", dtype="index")
@@ -402,12 +568,22 @@ class GradientRequest(SVMRequest, phase="svm-gradient"):
     ``round`` is the iteration, from 1.
     """
 
+    role = USER
     loss: str  # "hinge" or "logistic"
     features: int  # random Fourier frequencies, 0 for the columns as they are
     gamma: float  # width of the kernel; 0 without features
     feature_seed: int
     iterations: int  # of the run: what they may cost is divided among them
     model: Floats = array("outputs", "width", dtype="float64")
+
+    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+        """The gradient of the losses, with noise."""
+        assert facts.budget is not None
+        outputs, width = self.model.shape
+        release = gradient_release(
+            facts.budget, outputs=outputs, width=width, rows=facts.rows, iterations=self.iterations
+        )
+        return [facts.noisy(release, self.model.size, facts.rows)]
 
 
 class GradientReply(SVMReply, phase="svm-gradient"):
@@ -416,6 +592,13 @@ class GradientReply(SVMReply, phase="svm-gradient"):
 
 class CountRequest(GradientRequest, phase="svm-count"):
     """To users: count how held-out rows are predicted, and write the predictions."""
+
+    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+        """Counts of held-out rows, with noise."""
+        assert facts.budget is not None
+        classes, outputs = facts.classes, facts.outputs
+        release = outcomes_release(facts.budget, classes=classes, outputs=outputs, rows=facts.tests)
+        return [facts.noisy(release, classes**2, facts.tests, held_out=True)]
 
 
 class CountReply(SVMReply, phase="svm-count"):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.groups.members import AGENT, OWNER, USER
+from fedkern_flwr.groups.messages import AGENT, OWNER, USER
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.table import Table, how_many
 

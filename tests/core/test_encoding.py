@@ -23,7 +23,7 @@ from fedkern_flwr.encoding import columns as bins
 from fedkern_flwr.encoding import common as summed
 from fedkern_flwr.encoding.columns import BUCKETS, HASHED, KNOTS, NumberFacts, signed_bucket
 from fedkern_flwr.encoding.encoder import Told, merge_rows
-from fedkern_flwr.groups.digits import DIGITS, from_digits, to_digits
+from fedkern_flwr.groups.linear_model import DIGITS, from_digits, to_digits
 from fedkern_flwr.labels import decide, encode_classes
 from fedkern_flwr.tables import Table, load_table, plain_notes
 

@@ -42,6 +42,7 @@ from fedkern_flwr.strategies import (
     OFMKLAvg,
     pof_rls,
 )
+from fedkern_flwr.strategies.hierarchical_rows import RowRun
 
 CLIENTS, ROUNDS = 4, 9
 
@@ -523,7 +524,7 @@ def test_a_budget_for_parties_is_for_all_their_rows() -> None:
 # -- what is refused
 
 
-@pytest.mark.parametrize("rounds", ["central_rounds", "measure_columns", ""])
+@pytest.mark.parametrize("rounds", ["central_rounds", "measure", ""])
 def test_both_sides_have_a_budget_or_none(rounds: str, monkeypatch: Any) -> None:
     """No solutions are asked for where there is one, no gradients where there is none."""
     honest = server.Nodes.gather
@@ -532,7 +533,9 @@ def test_both_sides_have_a_budget_or_none(rounds: str, monkeypatch: Any) -> None
         honest(self, *known, **{**more, "privacy": ""})
 
     if rounds:
-        monkeypatch.setattr(HierarchicalSVM, "private_rounds", getattr(HierarchicalSVM, rounds))
+        known: Any = ({}, {}) if rounds == "central_rounds" else ()
+        other = getattr(RowRun, rounds)
+        monkeypatch.setattr(RowRun, "private_rounds", lambda run, arrays: other(run, *known))
     else:
         monkeypatch.setattr(server.Nodes, "gather", without)
     refuses("FK-BUDGET-SIDES", run, strategy())

@@ -11,6 +11,7 @@ import svm_groups
 from refusals import refuses
 from svm_groups import GROUPS, USERS, Network, Open, check_optimum, delays, hits
 
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.overlap import Overlap
@@ -18,7 +19,9 @@ from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.simulations.engines.faults import Delivery
-from fedkern_flwr.strategies import HierarchicalSVM
+from fedkern_flwr.strategies import HierarchicalSVM, hierarchical_svm
+from fedkern_flwr.strategies.hierarchical_loop import GroupLoop
+from fedkern_flwr.strategies.hierarchical_rows import RowRun
 
 network, same_session = svm_groups.network, svm_groups.same_session
 
@@ -36,7 +39,7 @@ def test_a_group_that_is_told_different_things_has_no_sum(
     With the name of another request; with its own, tests/contracts/test_forged_orders.py, a node
     says that it was not asked.
     """
-    make, ask = HierarchicalSVM._user_requests, HierarchicalSVM.question
+    make, ask = GroupLoop._user_requests, RowRun.ask_users
     carry, names = SecureSum.sections, dict[str, str]()
 
     def deceive(self: Any, one: Any, *, opening: bool) -> Any:
@@ -52,7 +55,7 @@ def test_a_group_that_is_told_different_things_has_no_sum(
         return found
 
     def begin(self: Any, requests: Any, *args: Any, **more: Any) -> Any:
-        if story == "at first" and isinstance(requests.get(3), wire.StatisticsRequest):
+        if story == "at first" and isinstance(requests, dict):  # the columns' statistics
             lie = replace(requests[3], c=1e5)
             names[requests[3].sum_name("")] = lie.sum_name("")
             requests = {**requests, 3: lie}
@@ -65,8 +68,8 @@ def test_a_group_that_is_told_different_things_has_no_sum(
             for s in carry(self, partition, sums)
         ]
 
-    monkeypatch.setattr(HierarchicalSVM, "_user_requests", deceive)
-    monkeypatch.setattr(HierarchicalSVM, "question", begin)
+    monkeypatch.setattr(GroupLoop, "_user_requests", deceive)
+    monkeypatch.setattr(RowRun, "ask_users", begin)
     monkeypatch.setattr(SecureSum, "sections", forge)
     caught = refuses(code, network("pairwise").learn)
     assert "partition 3" in str(caught)
@@ -93,36 +96,48 @@ def test_pads_of_two_sums_are_not_mixed(network: Open, monkeypatch: pytest.Monke
     assert len(sealed) >= 2
 
 
-class _Curious(HierarchicalSVM):
+class _Curious(GroupLoop):
     """Orders the agents' total once more in each exchange, under its other name, over fewer."""
 
-    masks: bool
-
-    def cohorts(self) -> list[list[int]] | None:
-        found = super().cohorts()
-        assert found is not None
-        return [*found[:-1], found[-1][:-1], found[-1]]
-
-    def _order(self, name: str, statistics: int, cohort: int, **more: Any) -> Any:
-        if name == wire.AGENTS_SUM and self._run.tick > 3:
-            name, more = wire.LEFT_SUM, {"self_masks": self.masks}
-        elif name == wire.AGENTS_SUM:
-            cohort += 1
-        return super()._order(name, statistics, cohort, **more)
+    def _order(self, spec: SumSpec) -> Any:
+        if spec.name == wire.AGENTS_SUM and self.tick > 3:
+            spec = replace(spec, name=wire.LEFT_SUM, self_masks=self.leave_out)
+        elif spec.name == wire.AGENTS_SUM:
+            spec = replace(spec, cohort=spec.cohort + 1)
+        return super()._order(spec)
 
 
-def refuse(strategy: HierarchicalSVM, found: Network, code: str, **more: Any) -> None:
+def with_fewer(strategy: HierarchicalSVM) -> list[list[int]]:
+    """Have a set of all agents but one before that of all agents."""
+    found = COHORTS(strategy)
+    assert found is not None
+    return [*found[:-1], found[-1][:-1], found[-1]]
+
+
+COHORTS = HierarchicalSVM.cohorts
+
+
+def refuse(
+    monkeypatch: pytest.MonkeyPatch, loop: type[GroupLoop], found: Network, code: str, **more: Any
+) -> HierarchicalSVM:
+    """Have the groups iterated otherwise; return the strategy whose run is refused."""
+    monkeypatch.setattr(hierarchical_svm, "GroupLoop", loop)
+    options = {"seed": 3, "tolerance": 1e-12, "lost_groups": more.pop("lost_groups", "leave-out")}
+    strategy = HierarchicalSVM(**options)
     refuses(code, simulate, strategy, found.client_fn, len(found.tables), num_rounds=6, **more)
+    return strategy
 
 
 @pytest.mark.promise("svm-same-agents")
 @pytest.mark.parametrize(
     ("lost_groups", "code"), [("stop", "FK-ORDER-TERMS"), ("leave-out", "FK-SETTINGS-CHANGED")]
 )
-def test_totals_are_of_the_same_agents_only(lost_groups: Any, code: str, network: Open) -> None:
-    strategy = _Curious(seed=3, tolerance=1e-12, lost_groups=lost_groups)
-    strategy.masks = lost_groups == "leave-out"
-    refuse(strategy, network("pairwise"), code)
+def test_totals_are_of_the_same_agents_only(
+    lost_groups: Any, code: str, network: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HierarchicalSVM, "cohorts", with_fewer)
+    found = network("pairwise")
+    strategy = refuse(monkeypatch, _Curious, found, code, lost_groups=lost_groups)
     assert len(strategy.trace_) == 3
 
 
@@ -155,46 +170,50 @@ def test_no_term_is_in_a_total_of_all_agents_and_in_one_of_those_left(
     assert not totals[wire.AGENTS_SUM] & totals[wire.LEFT_SUM]
 
 
-class _Hasty(HierarchicalSVM):
+class _Hasty(GroupLoop):
     """Asks the agents that are left for the terms that all of them were asked for."""
 
     def _pass_over(self) -> Any:
-        self._run.attempt = 0
+        self.attempt = 0
         self._ask((), total=True)
         yield from ()
 
 
-def test_an_agent_adds_a_term_to_one_kind_of_total(network: Open) -> None:
-    strategy = _Hasty(seed=3, tolerance=1e-12, lost_groups="leave-out")
+def test_an_agent_adds_a_term_to_one_kind_of_total(
+    network: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lost = hits(9, "svm-combine", Fault("lost reply"), 4, always=True)
-    refuse(strategy, network("leave-out"), "FK-ORDER-TWICE", faults=lost, timeout=0.3)
+    found = network("leave-out")
+    refuse(monkeypatch, _Hasty, found, "FK-ORDER-TWICE", faults=lost, timeout=0.3)
 
 
-class _Twofold(HierarchicalSVM):
+class _Twofold(GroupLoop):
     """Opens the total of one exchange twice: over all agents, then over those who answer again."""
 
-    def _order(self, name: str, statistics: int, cohort: int, **more: Any) -> Any:
-        if name == wire.AGENTS_SUM:
-            name, more = wire.LEFT_SUM, {"self_masks": True}
-        return super()._order(name, statistics, cohort, **more)
+    def _order(self, spec: SumSpec) -> Any:
+        if spec.name == wire.AGENTS_SUM:
+            spec = replace(spec, name=wire.LEFT_SUM, self_masks=True)
+        return super()._order(spec)
 
     def _read_total(self) -> Any:
-        again = self._run.tick == 4 and self._run.attempt == 1
-        if again and len(self._run.agents & self._run.answered) == GROUPS - 1:
+        again = self.tick == 4 and self.attempt == 1
+        if again and len(self.agents & self.answered) == GROUPS - 1:
             raise AssertionError(f"opened twice: {self._open()}")
         yield from super()._read_total()
 
     def _take_total(self, total: Any) -> Any:
-        if self._run.tick == 4 and self._run.attempt == 0:
-            self._run.attempt = 1
+        if self.tick == 4 and self.attempt == 0:
+            self.attempt = 1
             self._ask((), total=True)
         else:
             yield from super()._take_total(total)
 
 
 @pytest.mark.promise("svm-one-opening")
-def test_agents_open_a_total_over_one_set_of_agents(network: Open) -> None:
-    strategy = _Twofold(seed=3, tolerance=1e-12, lost_groups="leave-out")
+def test_agents_open_a_total_over_one_set_of_agents(
+    network: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lost = hits(11, "svm-combine", Fault("lost reply"), 5)
-    refuse(strategy, network("leave-out"), "FK-SUM-SILENT", faults=lost, timeout=3.0)
+    found = network("leave-out")
+    strategy = refuse(monkeypatch, _Twofold, found, "FK-SUM-SILENT", faults=lost, timeout=3.0)
     assert len(strategy.trace_) == 3

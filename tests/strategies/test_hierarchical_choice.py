@@ -20,8 +20,8 @@ from zoo import WAYS, Sites, Table
 from zoo import fit as fit_way
 
 from fedkern_flwr.clients import SVMClient
-from fedkern_flwr.groups.trials import FOLDS, ITERATIONS, TIE, TRIED, choose
-from fedkern_flwr.groups.trials import deal as folds_of
+from fedkern_flwr.groups.consensus import FOLDS, TIE, TRIAL_ROUNDS, TRIED, choose
+from fedkern_flwr.groups.consensus import deal as folds_of
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.simulations.engines import Fault
@@ -90,7 +90,7 @@ def test_before_and_after_the_choice_models_have_their_sizes() -> None:
     asked = [e.scalars for e in transcript.entries(phase="svm-combine", direction="down")]
     assert {r["outputs"] for r in asked if r["chosen"] < 0} == {FOLDS * len(TRIED)}
     assert {r["outputs"] for r in asked if r["chosen"] >= 0} == {1}
-    assert max(r["round"] for r in asked if r["chosen"] < 0) == ITERATIONS
+    assert max(r["round"] for r in asked if r["chosen"] < 0) == TRIAL_ROUNDS
 
 
 @pytest.mark.parametrize(("options", "rules", "why"), [
@@ -120,9 +120,9 @@ def test_a_run_keeps_within_its_share(rows: int, kind: Any, by: str, monkeypatch
     monkeypatch.setattr(SVMClient, "describe", lambda *asked: replace(describe(*asked), share=0.2))
     nodes = horizontal(x, y, [2, 2], policy=policy)
     strategy = fit(nodes, model=kind, C=None, tolerance=1e-9)
-    iterations, width = strategy.metrics_["iterations"], strategy.shape_[1] + 3
+    iterations, width = strategy.metrics_["iterations"], strategy.coefficients_.shape[1] + 3
     fold = 5 / 3  # what is learned without a fold is about the other rows alone
-    tried = ITERATIONS * (len(TRIED) * fold - 1) * width * (by != "nothing")
+    tried = TRIAL_ROUNDS * (len(TRIED) * fold - 1) * width * (by != "nothing")
     most = 0.2 * rows / 4 * (x.shape[1] + 1)  # nodes without pinned identities: own rows alone
     opened = iterations * width + tried
     taken = 8 * x.shape[1] + 1 + 4 * strategy.frequencies
