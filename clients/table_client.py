@@ -602,9 +602,7 @@ class TableClient(Client):
         tests = tests if table.labelled else tests[:0]
         behind = sum(self.told_of(tests, total))
         if bins < 0 or bins % 2 or bins > bins_of(behind, yard.classes):
-            raise refusal(
-                f"{bins} bins of scores of {behind} held-out rows", self.name, code="FK-ORDER-BINS"
-            )
+            raise refusal(f"{bins} bins of scores of {behind} held-out rows", code="FK-ORDER-BINS")
         targets = table.y_test[tests] if len(tests) else table.y[:0]
         halves = table.calibrates(tests, self.ledger.split_key())
         counts = yard.count(predictions[: len(tests)], targets, halves)
