@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -146,13 +147,9 @@ class HybridKernelClient(TableClient):
         landmark_seed: bytes | None = None,
         **common: Any,
     ) -> None:
-        def check() -> None:
-            if landmark_seed is not None:
-                check_seed_bytes(landmark_seed)
-
-        super().__init__(
-            context, x, y, table=partial(HybridTable, ranges=ranges), check=check, **common
-        )
+        if landmark_seed is not None:
+            check_seed_bytes(landmark_seed)
+        super().__init__(context, x, y, table=partial(HybridTable, ranges=ranges), **common)
         self.role = HOSPITAL if y is not None else CENTRE
         self.labels_of_row = int(y is not None)
         default = "clinical" if y is not None else f"centre {self.partition}"
@@ -179,7 +176,10 @@ class HybridKernelClient(TableClient):
 
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""
-        reply = self.tell(
+        told = self._shared.told(request.session) if self.ledger.begun else ""
+        if self.landmark_seed is not None:
+            told = session_digest(self.landmark_seed, request.session)
+        return self.tell(
             request,
             wire.HybridDescribeReply,
             block=self.block,
@@ -188,11 +188,8 @@ class HybridKernelClient(TableClient):
             absolute_bound=distance_bound(self.table.ranges, "laplacian"),
             fold_rows=self.policy.min_own_rows,
             fold_sum_rows=self.policy.min_sum_rows,
+            secret_digests=told,
         )
-        told = self._shared.told(request.session) if self.ledger.begun else ""
-        if self.landmark_seed is not None:
-            told = session_digest(self.landmark_seed, request.session)
-        return replace(reply, secret_digests=told)
 
     def answer(self, request: Any, method: Any) -> Any:
         """Take up the settings or the distances that come along, before a handler."""
@@ -781,7 +778,8 @@ class HybridKernelClient(TableClient):
             distance=distance_bound(table.ranges, kept.settings.get("kernel", "rbf")),
             budget=budget,
             signed=signed,
-            wanted=frozenset(orders),
+            wanted=orders,
+            cohorts=defaultdict(int),
         )
 
     def _declared(self, request: wire.HybridRequest, rows: int, tests: int = 0) -> list[str]:

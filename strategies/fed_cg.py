@@ -289,22 +289,18 @@ class FedCG(PrivateMethod, Judges):
             return self.preconditioner_rank
         return min(_RANK, self.fixed_landmarks // 2)
 
-    @property
-    def chosen_regularization(self) -> float:
-        """Lambda where it is not chosen in the run."""
-        return _LAMBDA if self.regularization is None else self.regularization
-
     def _reset(self) -> None:
         super()._reset()
         self.plan_ = Plan({}, {}, {})
         self.landmarks_ = self.fixed_landmarks
         self.coefficients_: Floats = np.zeros((self.landmarks_, 0))
         self.gammas_: Floats = np.zeros(0)
-        self.regularization_ = self.chosen_regularization
+        self.regularization_ = _LAMBDA if self.regularization is None else self.regularization
         self.tuned_: dict[str, Any] = {}
         self.fingerprints_: dict[str, str] = {}
         self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
         self.model_of: tuple[str, int] = ("", 0)
+        self._tunes, self._at_once = False, False
         self._sums: Sums | None = None
         self._sets: dict[str, list[int]] = {}
         self._parties: dict[int, wire.HybridDescribeReply] = {}
@@ -435,6 +431,11 @@ class FedCG(PrivateMethod, Judges):
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
         self.check_weighted(self.classes_)
+        predicts = bool(self.model_of[0])
+        self._tunes = self.tunes and not predicts
+        # hospitals make their kernels as they answer the first request, if nothing is summed before
+        ahead = self.penalty == "rkhs" or self.class_weight is not None
+        self._at_once = self.plan_.rows_alone and not (ahead or predicts)
         self._plan_sizes()
         known = self._sums is not None and self._sums.known
         tunes = self._tunes and self.gamma is None and not known and not self._at_once
@@ -519,15 +520,6 @@ class FedCG(PrivateMethod, Judges):
             at_once=self._at_once,
         )
 
-    @property
-    def _at_once(self) -> bool:
-        """Whether hospitals make their kernels by themselves, as they answer the first request.
-
-        Not where something is summed before: rows of each class, distances between landmarks.
-        """
-        ahead = self.penalty == "rkhs" or self.class_weight is not None
-        return self.plan_.rows_alone and not (ahead or self.model_of[0])
-
     def _solve(
         self, system: HybridSystem, start: Floats, arrays: Arrays, save: Callable[..., Save]
     ) -> Steps:
@@ -550,10 +542,6 @@ class FedCG(PrivateMethod, Judges):
             probes = probe_vectors(self.landmarks_, rank, derive_seed(self.run_seed, "probes"))
         options = {"regularization": self.regularization_, "tolerance": self.tolerance}
         return (yield from iterate(system, start, probes, most, arrays, save, **options))
-
-    @property
-    def _tunes(self) -> bool:
-        return self.tunes and not self.model_of[0]
 
     def _take_tuned(self, system: HybridSystem, tuned: dict[str, Any]) -> None:
         if tuned:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.exchange import SERVER, SumSpec
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import EQUATIONS, label_weight
 from fedkern_flwr.hybrid.parties import Plan
@@ -83,6 +83,7 @@ class HybridSystem:
     sums: Sums | None
     at_once: bool
     landmark_kernel: Floats | None = None  # K_mm, where the penalty needs it
+    released: int = 0  # numbers about training rows that the server has before the equations
     gram: Floats | None = None  # K^T K, once it is summed
     deviation: float = 0.0  # of the noise on it
     fingerprints: dict[str, str] = field(default_factory=dict)
@@ -117,13 +118,6 @@ class HybridSystem:
             wanted=wanted,
             cohorts=self.cohorts,
         )
-
-    @property
-    def released(self) -> int:
-        """How many numbers about training rows the server has before the equations."""
-        moments = sum(vector.size for vector in self._moments.values())
-        counts = 0 if self.class_counts is None else self.class_counts.size
-        return moments + counts + (self.mean_distance is not None)
 
     # -- what solvers ask for
 
@@ -184,14 +178,14 @@ class HybridSystem:
         themselves.
         """
         private = self.options.budget is not None
-        tests = {h: ward.test for h, ward in self.plan.wards.items() if ward.test}
-        count = bool(tests) and all(self.parties[h].labelled for h in tests)
-        if count and len(tests) == 1 < len(self.plan.wards) and not self.options.allow_single:
+        tested = {h: ward.test for h, ward in self.plan.wards.items() if ward.test}
+        count = bool(tested) and all(self.parties[h].labelled for h in tested)
+        if count and len(tested) == 1 < len(self.plan.wards) and not self.options.allow_single:
             logger.warning(
-                "partition %d alone has held-out rows: their counts are not sent", *tests
+                "partition %d alone has held-out rows: their counts are not sent", *tested
             )
             count = False
-        rows = sum(tests.values())
+        rows = sum(tested.values())
         bins = 0 if private else bins_of(rows, self.labels.classes)
         yard = replace(self.labels, bins=bins)
         counts = yield from self.give(coefficients, yard if count else None)
@@ -262,6 +256,7 @@ class HybridSystem:
             return
         answers = yield Ask(requests, reply=wire.MomentsReply, sums=self._declared(requests))
         self._moments = {name.partition("/")[2]: total for name, total in answers.totals.items()}
+        self.released += sum(total.size for total in answers.totals.values())
         for block, leader in leaders.items():
             peers = [q for q in self.plan.blocks[block] if q != leader]
             sealed = answers.replies[leader].sealed
@@ -347,8 +342,10 @@ class HybridSystem:
         totals = answers.totals
         if spread:
             self.mean_distance = float(totals[wire.MEAN_DISTANCE][0]) / plan.training_rows
+            self.released += 1
         if counted:
             self.class_counts = np.rint(totals[wire.CLASS_COUNTS])
+            self.released += len(self.class_counts)
         if pairs:
             square = np.zeros((m, m))
             square[np.triu_indices(m, 1)] = totals.get(wire.PAIRS, ())
@@ -409,13 +406,13 @@ class HybridSystem:
     def _declared(
         self, requests: Mapping[int, wire.HybridRequest], wanted: Collection[str] = ()
     ) -> list[SumSpec]:
-        """Return what requests to several parties sum; what hospitals open stands first."""
+        """Return what requests to several parties sum."""
         found = {
             spec.name: spec
             for p, request in requests.items()
             for spec in request.sums(self.facts(p, wanted))
         }
-        return sorted(found.values(), key=lambda spec: spec.receiver == SERVER)
+        return list(found.values())
 
     def _sum(self, request: wire.HybridRequest, reply: Any) -> Steps:
         """Return the exact sum of a vector over all hospitals; of the only one its vector."""

@@ -11,9 +11,8 @@ import hashlib
 import json
 import math
 import sys
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -65,8 +64,6 @@ class Facts:
         The party's block of features, and how many it has.
     distance : float
         What no distance of a row to a landmark is beyond.
-    bits : int
-        Of a number in the sums of distances.
     budget : Budget or None
         What the run may cost in privacy.
     signed : sequence of (int, int)
@@ -75,6 +72,8 @@ class Facts:
         Names of the sums that only some runs take.
     cohorts : mapping
         Name of a set of parties -> its number, which a party does not compare.
+    bits : int (default: 64)
+        Of a number in the sums of distances; a party takes any.
     """
 
     landmarks: int
@@ -84,11 +83,11 @@ class Facts:
     block: str
     features: int
     distance: float
+    budget: Budget | None
+    signed: Sequence[tuple[int, int]]
+    wanted: Collection[str]
+    cohorts: Mapping[str, int]
     bits: int = 64
-    budget: Budget | None = None
-    signed: Sequence[tuple[int, int]] = ()
-    wanted: Collection[str] = ()
-    cohorts: Mapping[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def over(
         self, parties: str, name: str, length: int, bound: float, *, bits: int = 64, **more: Any
