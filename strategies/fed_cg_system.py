@@ -330,8 +330,12 @@ class HybridSystem:
         asked |= set(plan.hospitals) if counted else set()
         kind = wire.DistancesRequest
         requests = {p: self._rows_request(kind, p, parts, **self._how(p)) for p in sorted(asked)}
-        named = (wire.PAIRS, pairs and m > 1), (wire.MEAN_DISTANCE, spread)
-        wanted = [name for name, takes in (*named, (wire.CLASS_COUNTS, counted)) if takes]
+        beside = {
+            wire.PAIRS: pairs and m > 1,
+            wire.MEAN_DISTANCE: spread,
+            wire.CLASS_COUNTS: counted,
+        }
+        wanted = [name for name, takes in beside.items() if takes]
         whole = plan.whole.keys() & parts
         wanted += [wire.distances_sum(h, parts[h].start, plan.whole[h]) for h in whole]
         sums = self._declared(requests, wanted)
