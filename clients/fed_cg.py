@@ -764,6 +764,7 @@ class HybridKernelClient(TableClient):
         """
         table, kept = self.table, self.kept
         orders = {} if self.sums is None else self.sums.orders
+        kernel = kept.settings.get("kernel", "rbf")  # moments come before there is one
         budget, signed = None, list[tuple[int, int]]()
         if orders and kept.fourier and kept.settings["model"] == self.session:
             state = self.secure_sums.party.state
@@ -776,7 +777,7 @@ class HybridKernelClient(TableClient):
             tests=(tests,),
             block=self.block,
             features=table.features,
-            distance=distance_bound(table.ranges, kept.settings.get("kernel", "rbf")),
+            distance=distance_bound(table.ranges, kernel),
             budget=budget,
             signed=signed,
             wanted=orders,
