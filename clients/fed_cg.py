@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,19 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.encoding.encoder import merge_rows
 from fedkern_flwr.errors import CheckpointError, StateError
-from fedkern_flwr.exchange import SERVER, SumSpec
 from fedkern_flwr.guard import check_selection, check_size, counting, refusal
 from fedkern_flwr.guard.freeze import FOLDS
 from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.hybrid import messages as wire
-from fedkern_flwr.hybrid.fourier import (
-    CIRCLE,
-    EQUATIONS,
-    block_phases,
-    draw_block,
-    equations_release,
-    label_weight,
-)
+from fedkern_flwr.hybrid.fourier import EQUATIONS, block_phases, draw_block, label_weight
 from fedkern_flwr.hybrid.landmarks import (
     MOST_LANDMARKS,
     SAMPLINGS,
@@ -42,8 +35,8 @@ from fedkern_flwr.hybrid.landmarks import (
     seed_fingerprint,
     session_digest,
 )
-from fedkern_flwr.hybrid.parties import CENTRE, CLASS_COUNTS, HOSPITAL, MEAN_DISTANCE
-from fedkern_flwr.judging.figures import OUTCOMES, outcomes_release
+from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
+from fedkern_flwr.judging.figures import OUTCOMES
 from fedkern_flwr.kernels.product import (
     PRODUCT_KERNELS,
     distance_bound,
@@ -52,11 +45,11 @@ from fedkern_flwr.kernels.product import (
 )
 from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.node.client import Handler, answers
-from fedkern_flwr.privacy import Release, plan_release
+from fedkern_flwr.privacy import plan_release
 from fedkern_flwr.secure_sum.crypto import derive_key, seal_message, unseal_message
 from fedkern_flwr.secure_sum.membership import asked
 from fedkern_flwr.solvers.equations import pack_equations
-from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, SPREAD, spread, tuning_length
+from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage
 from fedkern_flwr.wire.sums import Order
 
@@ -66,7 +59,6 @@ from .fed_cg_kernel import (
     KernelRows,
     RunState,
     training_positions,
-    wider,
 )
 from .table_client import Floats, TableClient
 
@@ -155,13 +147,9 @@ class HybridKernelClient(TableClient):
         landmark_seed: bytes | None = None,
         **common: Any,
     ) -> None:
-        def check() -> None:
-            if landmark_seed is not None:
-                check_seed_bytes(landmark_seed)
-
-        super().__init__(
-            context, x, y, table=partial(HybridTable, ranges=ranges), check=check, **common
-        )
+        if landmark_seed is not None:
+            check_seed_bytes(landmark_seed)
+        super().__init__(context, x, y, table=partial(HybridTable, ranges=ranges), **common)
         self.role = HOSPITAL if y is not None else CENTRE
         self.labels_of_row = int(y is not None)
         default = "clinical" if y is not None else f"centre {self.partition}"
@@ -188,7 +176,10 @@ class HybridKernelClient(TableClient):
 
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""
-        reply = self.tell(
+        told = self._shared.told(request.session) if self.ledger.begun else ""
+        if self.landmark_seed is not None:
+            told = session_digest(self.landmark_seed, request.session)
+        return self.tell(
             request,
             wire.HybridDescribeReply,
             block=self.block,
@@ -197,11 +188,8 @@ class HybridKernelClient(TableClient):
             absolute_bound=distance_bound(self.table.ranges, "laplacian"),
             fold_rows=self.policy.min_own_rows,
             fold_sum_rows=self.policy.min_sum_rows,
+            secret_digests=told,
         )
-        told = self._shared.told(request.session) if self.ledger.begun else ""
-        if self.landmark_seed is not None:
-            told = session_digest(self.landmark_seed, request.session)
-        return replace(reply, secret_digests=told)
 
     def answer(self, request: Any, method: Any) -> Any:
         """Take up the settings or the distances that come along, before a handler."""
@@ -209,12 +197,13 @@ class HybridKernelClient(TableClient):
             self._begin(request)
         if isinstance(request, wire.RowsRequest):
             return method(request)
-        if not isinstance(request, wire.KernelRequest):
-            self._go_on()
-            return method(request)
-        self._take_own_rows(request)
+        self._check_role()
+        makes = isinstance(request, wire.KernelRequest)
+        if makes:
+            self._take_own_rows(request)
         self._go_on()
-        return replace(method(request), fingerprint=self._fingerprint())
+        reply = method(request)
+        return replace(reply, fingerprint=self._fingerprint()) if makes else reply
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
         """Return the phases; some requests also come with how the kernel is made."""
@@ -230,8 +219,8 @@ class HybridKernelClient(TableClient):
         fits = chosen or len(request.fixed_gammas) in (1, request.landmarks)
         fits &= bool((request.fixed_gammas > 0.0).all())
         if not 0 <= request.landmarks <= MOST_LANDMARKS:
-            raise refusal("landmarks that no run needs", self.name, code="FK-ORDER-SIZE")
-        check_size(request.landmarks, self.table.features + 1, party=self.name)
+            raise refusal("landmarks that no run needs", code="FK-ORDER-SIZE")
+        check_size(request.landmarks, self.table.features + 1)
         if not known or not fits or request.basis not in BASES:
             raise self.wrong("the kernel or its widths do not fit", code="FK-ASKED-KERNEL")
         plain = len(request.fixed_gammas) == 1 and request.sampling == "U"
@@ -267,10 +256,10 @@ class HybridKernelClient(TableClient):
         """Refuse other rows than before: sums that differ by one patient would show that one."""
         table, party = self.table, self.name
         if len(np.unique(request.hospitals)) < len(request.hospitals):
-            raise refusal("rows of one hospital are named twice", party, code="FK-ORDER-ROWS")
+            raise refusal("rows of one hospital are named twice", code="FK-ORDER-ROWS")
         for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
             if not 0 <= train <= len(rows) or not 0 <= start <= stop <= len(rows):
-                raise refusal("parts of rows that there are not", party, code="FK-ORDER-ROWS")
+                raise refusal("parts of rows that there are not", code="FK-ORDER-ROWS")
             if hospital == self.partition:
                 check_selection(rows[:train], range(table.rows), party=party)
                 check_selection(rows[train:], self._held_out, party=party)
@@ -288,9 +277,7 @@ class HybridKernelClient(TableClient):
         digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
         if not self.kept.pin(name, digest):
             raise refusal(
-                "other rows are asked for than before in this run",
-                self.name,
-                code="FK-ORDER-CHANGED",
+                "other rows are asked for than before in this run", code="FK-ORDER-CHANGED"
             )
 
     def _check_apart(self, hospital: int, rows: NDArray[Any]) -> None:
@@ -299,9 +286,7 @@ class HybridKernelClient(TableClient):
         mine = rows[rows >= 0]
         if np.isin(mine, named[named[:, 0] != hospital, 1]).any():
             raise refusal(
-                "a row is asked for by two hospitals, which costs twice",
-                self.name,
-                code="FK-IDS-PARTIES",
+                "a row is asked for by two hospitals, which costs twice", code="FK-IDS-PARTIES"
             )
         if not (named[:, 0] == hospital).any():
             both = np.column_stack([np.full(len(mine), hospital), mine])
@@ -329,16 +314,15 @@ class HybridKernelClient(TableClient):
         """Add up the moments of the block; draw and seal its secret, if it falls to this party."""
         self._fix_rows(request)
         sealed = []
-        if request.moments:
-            if request.sampling not in ("N", "C"):
-                raise self.wrong(
-                    "moments are asked for of landmarks that need none", code="FK-ASKED-MORE"
-                )
-            # a row that two hospitals name counts once: five times one would be no rare row
-            positions, name = np.unique(training_positions(request)), f"moments/{self.block}"
+        if request.moments and request.sampling not in ("N", "C"):
+            raise self.wrong(
+                "moments are asked for of landmarks that need none", code="FK-ASKED-MORE"
+            )
+        # a row that two hospitals name counts once: five times one would be no rare row
+        positions = np.unique(training_positions(request))
+        for name in self._declared(request, len(positions)):
+            self.secure_sums.order(name)  # moments leave in a sum only: else no row is looked at
             self._note(name, positions)
-            length = moments_length(self.table.features, request.sampling)
-            self.secure_sums.check(replace(wider(name, len(positions)), length=length))
             self._check_share(positions)
             x = merge_rows(self.table.in_order(self.places(positions)), self.policy.min_sum_rows)
             self.secure_sums.contribute(name, moment_sums(x, self.table.ranges, request.sampling))
@@ -407,7 +391,6 @@ class HybridKernelClient(TableClient):
             raise CheckpointError(
                 "the landmarks of the model are not known here any more",
                 remedy="give the client the state_dir that it had when the model was made",
-                party=self.name,
                 code="FK-KEPT-NONE",
             )
 
@@ -434,30 +417,20 @@ class HybridKernelClient(TableClient):
     def send_distances(self, request: wire.DistancesRequest) -> wire.DistancesReply:
         """Contribute partial distances; take the totals of an earlier part that come along."""
         self._take_distances()
-        self._note_rows(request)
+        self._fix_rows(request)
+        for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
+            if hospital == self.partition and not start:
+                self._begin_rows(request, rows, train, alone=not stop)
         self._charge_centre()
+        positions = training_positions(request)
+        self._declared(request, len(positions))
         landmarks = self._landmarks()
-        if self._ordered("landmark pairs"):
-            if self.kept.fourier:
-                raise self.wrong(
-                    "features have no landmarks whose distances could be told",
-                    code="FK-ASKED-MORE",
-                )
-            pairs = self.kept.landmarks * (self.kept.landmarks - 1) // 2
-            nobodys = self.kept.settings["sampling"] == "U"
-            spec = self._distances_spec("landmark pairs", pairs)
-            self.secure_sums.check(replace(spec, nobodys=nobodys))
-            self._note("landmark pairs", _NO_ROWS)
-            if request.landmark_pairs:
-                square = partial_distances(landmarks, landmarks, self.kept.settings["kernel"])
-                upper = square[np.triu_indices(len(square), 1)]
-                self.secure_sums.contribute("landmark pairs", upper)
-            else:  # another holder of the block adds it
-                self.secure_sums.contribute_nothing("landmark pairs")
-        if self._ordered(MEAN_DISTANCE):
-            self._add_mean_distance(request, landmarks)
-        if self._ordered(CLASS_COUNTS):
-            self._add(CLASS_COUNTS, self._training_counts())
+        if self._ordered(wire.PAIRS):
+            self._add_pairs(request, landmarks)
+        if self._ordered(wire.MEAN_DISTANCE):
+            self._add_mean_distance(positions, landmarks)
+        if self._ordered(wire.CLASS_COUNTS):
+            self._add(wire.CLASS_COUNTS, self._training_counts())
         for (hospital, train, start, stop), all_rows in zip(
             request.parts, request.rows, strict=True
         ):
@@ -467,16 +440,12 @@ class HybridKernelClient(TableClient):
                 name = wire.distances_sum(hospital, start, None)
             if not self._ordered(name):
                 continue
-            length = len(rows) * self.kept.summed
-            self.secure_sums.check(self._distances_spec(name, length, hospital))
             if hospital == self.partition:  # adds its own block by itself
                 self._note_centres(name, whole=whole or start >= train)
                 self.secure_sums.contribute_nothing(name)
             elif whole and (self.role != CENTRE or (all_rows[:train] < 0).any()):
                 raise refusal(
-                    "training rows that it lacks are said to be here",
-                    self.name,
-                    code="FK-ORDER-ROWS",
+                    "training rows that it lacks are said to be here", code="FK-ORDER-ROWS"
                 )
             else:
                 self._note(f"distances/{hospital}", rows, each=True)
@@ -501,33 +470,31 @@ class HybridKernelClient(TableClient):
                 if p != self.partition
             }
 
-    def _add_mean_distance(self, request: wire.DistancesRequest, landmarks: Floats) -> None:
+    def _add_pairs(self, request: wire.DistancesRequest, landmarks: Floats) -> None:
+        """Contribute this block's distances between landmarks, unless another holder does."""
+        if self.kept.fourier:
+            raise self.wrong(
+                "features have no landmarks whose distances could be told", code="FK-ASKED-MORE"
+            )
+        self._note(wire.PAIRS, _NO_ROWS)
+        if not request.landmark_pairs:
+            self.secure_sums.contribute_nothing(wire.PAIRS)
+            return
+        square = partial_distances(landmarks, landmarks, self.kept.settings["kernel"])
+        upper = square[np.triu_indices(len(square), 1)]
+        self.secure_sums.contribute(wire.PAIRS, upper)
+
+    def _add_mean_distance(self, rows: NDArray[Any], landmarks: Floats) -> None:
         """Contribute the mean distances of all training rows to the landmarks, added up."""
         if not self.kept.tunes:
             raise self.wrong(
                 "the width of this run is known: it needs no mean distance", code="FK-ASKED-MORE"
             )
-        rows, kernel = training_positions(request), self.kept.settings["kernel"]
         self._check_share(np.unique(rows))
-        bound = len(rows) * self._distance_bound
-        self.secure_sums.check(replace(wider(MEAN_DISTANCE, bound), length=1))
-        self._note(MEAN_DISTANCE, rows)
-        found = mean_distances(self.table.in_order(self.places(rows)), landmarks, kernel)
-        self.secure_sums.contribute(MEAN_DISTANCE, np.array([found.sum()]))
-
-    @property
-    def _distance_bound(self) -> float:
-        """What no distance of this party's block is beyond."""
-        return distance_bound(self.table.ranges, self.kept.settings["kernel"])
-
-    def _distances_spec(self, name: str, length: int, receiver: int = SERVER) -> SumSpec:
-        """Return a sum of distances: this block's are within its declared ranges."""
-        if self.kept.fourier:
-            return SumSpec(name=name, encoding=CIRCLE, length=length, receiver=receiver)
-        rings = () if receiver == SERVER else (32,)
-        return replace(
-            wider(name, self._distance_bound), length=length, receiver=receiver, rings=rings
-        )
+        self._note(wire.MEAN_DISTANCE, rows)
+        x, kernel = self.table.in_order(self.places(rows)), self.kept.settings["kernel"]
+        found = mean_distances(x, landmarks, kernel).sum()
+        self.secure_sums.contribute(wire.MEAN_DISTANCE, np.array([found]))
 
     def _distances(self, rows: NDArray[Any], landmarks: Floats) -> Floats:
         """Return partial distances, or phases, of announced rows; zeros where none is held (-1)."""
@@ -554,16 +521,8 @@ class HybridKernelClient(TableClient):
     def _take_distances(self) -> None:
         self.kernel.take({} if self.sums is None else self.sums.delivered)
 
-    def _note_rows(self, request: wire.DistancesRequest) -> None:
-        """Note which rows the request is about; at a hospital a kernel begins at position 0."""
-        self._fix_rows(request)
-        for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
-            if hospital == self.partition and not start:
-                self._begin_rows(request, rows, train, alone=not stop)
-
     def _take_own_rows(self, request: wire.KernelRequest) -> None:
         """Begin the kernel of all own rows."""
-        self._check_role()
         if request.model:
             raise self.wrong("a saved model is made of no other rows", code="FK-ASKED-MORE")
         self._begin(request)
@@ -598,7 +557,6 @@ class HybridKernelClient(TableClient):
             raise StateError(
                 "it has not the whole kernel of this run",
                 remedy="it is sent again",
-                party=self.name,
                 code="FK-STATE-GONE",
             )
 
@@ -607,26 +565,36 @@ class HybridKernelClient(TableClient):
     @answers(wire.EquationsRequest)
     def send_equations(self, request: wire.EquationsRequest) -> wire.EquationsReply:
         """Contribute K_h^T K_h and K_h^T y_h of the training rows (eq. 2.9)."""
+        kept, table = self.kept, self.table
         self.record.helped = True
-        if self.kept.tunes:
-            vector, name = self._tuning_sums(request), wire.equations_sum(request)
-            if self._ordered(name):
-                self.secure_sums.functions[name] = self._function(request)
-            return wire.EquationsReply(plain=self._add(name, vector))
-        if request.gammas.size or request.folds != 1:
+        rows = kept.arrays["rows"][: kept.train]
+        self._check_share(rows)
+        if not kept.tunes and (request.gammas.size or request.folds != 1):
             raise self.wrong(
                 "the width of this run is known: there is none to choose", code="FK-ASKED-MORE"
             )
-        self._check_hospital("equations", 1.0)
-        m, outputs = self.kept.landmarks, self.table.y.shape[1]
-        check_size(m, m, party=self.name)
-        gram = self.kept.arrays.setdefault("gram", np.zeros((m, m)))  # without training rows
-        right = self.kept.arrays.setdefault("right", np.zeros((m, outputs)))
-        right = right * self._label_weight
-        return wire.EquationsReply(plain=self._add("equations", pack_equations(gram, right)))
+        weights = self._check_tuning(request) if kept.tunes else None
+        (name,) = self._declared(request, kept.train)
+        if kept.tunes:
+            if request.folds > 1:
+                self._check_folds(name, request.folds)
+            fold = self._folds(self.places(rows), request.folds)
+            vector = self.kernel.tuning_sums(request.gammas, fold, request.folds, weights)
+            if self._ordered(name):
+                known = kept.function(request, self.block, table.ranges)
+                self.secure_sums.functions[name] = known
+        else:
+            m, outputs = kept.landmarks, table.y.shape[1]
+            check_size(m, m)
+            gram = kept.arrays.setdefault("gram", np.zeros((m, m)))  # without training rows
+            right = kept.arrays.setdefault("right", np.zeros((m, outputs)))
+            if self.budget is not None:  # labels of length 1/2 need less noise
+                right = right * label_weight(table.label_bound, outputs)
+            vector = pack_equations(gram, right)
+        return wire.EquationsReply(plain=self._add(name, vector))
 
-    def _tuning_sums(self, request: wire.EquationsRequest) -> Floats:
-        """Return a hospital's normal equations of each width and fold, as one vector.
+    def _check_tuning(self, request: wire.EquationsRequest) -> Floats | None:
+        """Refuse widths and folds that may not be tried; return the weights of training rows.
 
         Raises
         ------
@@ -637,9 +605,7 @@ class HybridKernelClient(TableClient):
         few = 1 <= len(gammas) <= MOST_WIDTHS and 1 <= folds <= MOST_FOLDS
         if not few or not (gammas > 0.0).all():
             raise refusal(
-                f"more than {MOST_WIDTHS} widths or {MOST_FOLDS} folds",
-                self.name,
-                code="FK-TUNE-MANY",
+                f"more than {MOST_WIDTHS} widths or {MOST_FOLDS} folds", code="FK-TUNE-MANY"
             )
         if gammas.shape[1] not in (1, self.kept.landmarks):
             raise self.wrong(
@@ -650,43 +616,10 @@ class HybridKernelClient(TableClient):
         if not self.kept.pin("tuned", choice):
             raise refusal(
                 "other widths or folds are asked for than before in this run",
-                self.name,
                 code="FK-ORDER-CHANGED",
             )
         # of counts that are the first: others may be guesses
-        weights = self._class_weights(request)
-        table, kept = self.table, self.kept
-        length = tuning_length(kept.landmarks, table.y.shape[1], folds, len(gammas))
-        largest = 1.0 if weights is None or not weights.size else float(weights.mean())
-        bound = max(largest, table.label_bound**2)
-        self._check_hospital(wire.equations_sum(request), bound, length)
-        if folds > 1:
-            self._check_folds(request)
-        rows = self.places(self.kept.arrays["rows"][: self.kept.train])
-        fold = self._folds(rows, folds)
-        return self.kernel.tuning_sums(gammas, fold, folds, weights)
-
-    def _function(self, request: wire.EquationsRequest) -> dict[str, Any]:
-        """Return which function of a row is summed, and how it is asked for again.
-
-        Nothing where other parties have a part in it, or the weights follow from all rows: then
-        this node cannot tell that it is the same as in an earlier run.
-        """
-        kept, gammas = self.kept, request.gammas
-        base = gammas[:, 0] / SPREAD[0]
-        spreads = np.array_equal(gammas, spread(base, kept.landmarks))
-        if not kept.settings["alone"] or request.balanced or request.folds > FOLDS:
-            return {}
-        if kept.settings.get("passing") or not (spreads or gammas.shape[1] == 1):
-            return {}
-        drawn = max(kept.landmarks, kept.settings["sequence"])  # fewer are the first of these
-        drawn_as = [kept.settings[name] for name in ("kernel", "sampling")]
-        about = json.dumps([*drawn_as, drawn, spreads, base.tolist()])
-        landmarks = np.vstack([self.table.ranges.T, *kept.arrays.get("moments", ())])
-        function = seed_fingerprint(kept.seed, about, self.block, landmarks)
-        again = spreads and request.folds == 1 and kept.settings["sampling"] == "U"
-        how = wire.write_widths(kept.settings["kernel"], base.tolist()) if again else ""
-        return {"function": function, "how": how}
+        return self._class_weights(request)
 
     def _folds(self, rows: NDArray[Any], folds: int) -> NDArray[np.intp]:
         """Deal training rows to folds: those of the node's freeze, so that they are the same ever.
@@ -708,7 +641,8 @@ class HybridKernelClient(TableClient):
             raise self.wrong(
                 "the rows of this run are not weighed by their classes", code="FK-ASKED-MORE"
             )
-        self._check_hospital(CLASS_COUNTS, 1.0, len(self.table.classes))
+        self._check_role()
+        self._check_share(self.kept.arrays["rows"][: self.kept.train])
         return class_counts(self.kernel.targets())
 
     def _class_weights(self, request: wire.EquationsRequest) -> Floats | None:
@@ -726,42 +660,33 @@ class HybridKernelClient(TableClient):
         y = self.kernel.targets()
         own, rows = class_counts(y), float(len(y))
         name = wire.equations_sum(request)
-        if self.sums is None or name not in self.sums.orders:
-            counts = own if not counts.size else counts
-        else:
-            rows = float(sum(self.sums.rows(name)))
+        if self._ordered(name):
+            rows = float(sum(self.secure_sums.rows(name)))
+        elif not counts.size:
+            counts = own
         fits = counts.shape == own.shape and counts.sum() == rows
         if not fits or not ((own <= counts) & (counts <= rows - own.sum() + own)).all():
-            raise refusal(
-                "counts of classes that its rows contradict", self.name, code="FK-WEIGHTS-COUNTS"
-            )
+            raise refusal("counts of classes that its rows contradict", code="FK-WEIGHTS-COUNTS")
         return balanced_weights(y, counts)
 
-    def _check_folds(self, request: wire.EquationsRequest) -> None:
+    def _check_folds(self, name: str, folds: int) -> None:
         """Refuse folds of few rows, or of rows of few hospitals: their sums are told one by one."""
-        folds, name = request.folds, wire.equations_sum(request)
         policy, own = self.policy, self.kept.train // folds
         if self.kept.train > 0 and own < policy.min_own_rows:
             raise refusal(
-                f"min_own_rows = {policy.min_own_rows}: a fold has {own}",
-                self.name,
-                code="FK-POLICY-OWN-ROWS",
+                f"min_own_rows = {policy.min_own_rows}: a fold has {own}", code="FK-POLICY-OWN-ROWS"
             )
-        if self.sums is None or name not in self.sums.orders:
+        if not self._ordered(name):
             return  # a single hospital that allows it
-        others = [rows // folds for rows in self.sums.rows(name)]
+        others = [rows // folds for rows in self.secure_sums.rows(name)]
         least = policy.least_parties(self.enough_parties)
         if sum(rows > 0 for rows in others) < least:
             raise refusal(
-                f"min_parties = {least}: a fold has rows of fewer",
-                self.name,
-                code="FK-POLICY-PARTIES",
+                f"min_parties = {least}: a fold has rows of fewer", code="FK-POLICY-PARTIES"
             )
         if sum(others) < policy.min_sum_rows:
             raise refusal(
-                f"min_sum_rows = {policy.min_sum_rows}: a fold has fewer",
-                self.name,
-                code="FK-POLICY-SUM-ROWS",
+                f"min_sum_rows = {policy.min_sum_rows}: a fold has fewer", code="FK-POLICY-SUM-ROWS"
             )
 
     def _check_chosen(self, gammas: Floats) -> None:
@@ -783,32 +708,30 @@ class HybridKernelClient(TableClient):
         """Contribute K_h^T (K_h P); with ``labels`` K_h^T y_h before it."""
         self.record.helped = True
         if not (np.linalg.norm(request.directions, axis=0) <= _UNIT).all():
-            raise refusal("directions longer than one", self.name, code="FK-ASKED-MORE")
+            raise refusal("directions longer than one", code="FK-ASKED-MORE")
         if self.kept.tunes:
             raise self.wrong(
                 "the width of this run is not known: there are no products", code="FK-MESSAGE-ORDER"
             )
-        self._check_hospital(wire.PRODUCTS, np.sqrt(self.kept.landmarks))
+        self._check_share(self.kept.arrays["rows"][: self.kept.train])
+        (name,) = self._declared(request, self.kept.train)
         vector = self.kernel.products(request.directions, labels=request.labels)
-        return wire.ProductReply(plain=self._add(wire.PRODUCTS, vector, request.directions))
+        return wire.ProductReply(plain=self._add(name, vector, request.directions))
 
     @answers(wire.CoefficientsRequest)
     def take_coefficients(self, request: wire.CoefficientsRequest) -> wire.CoefficientsReply:
         """Predict the held-out rows, keep the predictions here, count how good they are."""
         kept, table = self.kept, self.table
-        self._check_role()
         asked = kept.arrays["rows"][kept.train :]
         if request.count:
             self._check_alone(OUTCOMES)
             if self.budget is not None and request.bins:
                 raise refusal(
-                    "privacy: histograms without noise are asked for",
-                    self.name,
-                    code="FK-BUDGET-FIGURES",
+                    "privacy: histograms without noise are asked for", code="FK-BUDGET-FIGURES"
                 )
-            self._check_sum("outcomes", len(asked) * self.yardstick(request.bins).largest)
             least = self.policy.min_evaluation_rows
             check_selection(asked, self._held_out, least=least, party=self.name)
+        self._declared(request, kept.train, len(asked))
         self._check_chosen(request.gammas)
         columns, outputs = request.coefficients, request.coefficients.shape[1]
         if request.noise.size:
@@ -825,13 +748,48 @@ class HybridKernelClient(TableClient):
         self.write_predictions(tests, predictions, request.calibration, deviations)
         if not request.count:
             return wire.CoefficientsReply(plain=())
-        total = "outcomes" if self._ordered("outcomes") else ""
+        total = OUTCOMES if self._ordered(OUTCOMES) else ""
         trained = self.record.helped or self.simulated  # which forgets it when a run breaks off
         counts = self.outcomes(tests, predictions, request.bins, total=total, trained=trained)
         model = (request.coefficients, request.gammas)
-        return wire.CoefficientsReply(plain=self._add("outcomes", counts, *model))
+        return wire.CoefficientsReply(plain=self._add(OUTCOMES, counts, *model))
 
     # -- what a sum of hospitals may be
+
+    def _facts(self, rows: int, tests: int = 0) -> wire.Facts:
+        """Return what this party knows of what its sums depend on, with its own rows of each kind.
+
+        The noise of a sum follows from the rows that its parties signed. There is none for a model
+        that was saved: a run with a budget refuses sums without it.
+        """
+        table, kept = self.table, self.kept
+        orders = {} if self.sums is None else self.sums.orders
+        kernel = kept.settings.get("kernel", "rbf")  # moments come before there is one
+        budget, signed = None, list[tuple[int, int]]()
+        if orders and kept.fourier and kept.settings["model"] == self.session:
+            state = self.secure_sums.party.state
+            cohort = state.cohorts[next(iter(orders.values())).cohort]
+            budget, signed = self.budget, [state.counts[p][:2] for p in cohort.members]
+        return wire.Facts(
+            landmarks=kept.settings.get("landmarks", 0),
+            labels=self.yardstick(0),
+            rows=(rows,),
+            tests=(tests,),
+            block=self.block,
+            features=table.features,
+            distance=distance_bound(table.ranges, kernel),
+            budget=budget,
+            signed=signed,
+            wanted=orders,
+            cohorts=defaultdict(int),
+        )
+
+    def _declared(self, request: wire.HybridRequest, rows: int, tests: int = 0) -> list[str]:
+        """Return the names of the sums that a request asks for; refuse any other order."""
+        sums = request.sums(self._facts(rows, tests))
+        if self.sums is not None:
+            self.sums.check_all(sums)
+        return [one.name for one in sums]
 
     def _ordered(self, name: str) -> bool:
         return self.sums is not None and name in self.sums.orders
@@ -841,33 +799,13 @@ class HybridKernelClient(TableClient):
         if self.role != HOSPITAL:
             raise self.wrong("it has no labels, so it adds nothing", code="FK-ASKED-MORE")
 
-    def _check_hospital(self, name: str, kernel: float, length: int | None = None) -> None:
-        """Refuse to add what would be nothing, or of few rows, or to another sum than is meant.
-
-        ``kernel`` is what a row's product with a kernel value cannot exceed.
-        """
-        self._check_role()
-        self._check_share(self.kept.arrays["rows"][: self.kept.train])
-        self._check_sum(name, self.kept.train * max(kernel, self.table.label_bound), length)
-
-    def _check_sum(self, name: str, bound: float, length: int | None = None) -> None:
-        """Refuse a sum of hospitals that is not the one meant.
-
-        ``bound`` is what no number of this node's vector can exceed.
-        """
-        if self._ordered(name):
-            spec = replace(wider(name, bound), length=length)
-            if self.budget is not None:
-                spec = replace(spec, release=self._release(name), held_out=name == OUTCOMES)
-            self.secure_sums.check(spec)
-
     def _add(self, name: str, vector: Floats, *model: Floats) -> tuple[Floats, ...]:
         """Contribute to a sum; without one return the vector, where that is allowed."""
         if self._ordered(name):
             rows = self.kept.arrays.get("rows", _NO_ROWS)
             release = "" if self.budget is None else asked(rows, *model)
             learned = rows[: self.kept.settings.get("train", 0)]
-            self._note(name, _NO_ROWS if name == "outcomes" else learned)
+            self._note(name, _NO_ROWS if name == OUTCOMES else learned)
             common = self._common(name, *model)
             self.secure_sums.contribute(name, vector, release=release, common=common)
             return ()
@@ -898,9 +836,7 @@ class HybridKernelClient(TableClient):
             return
         if self.budget is not None:
             raise refusal(
-                "privacy: its own values would be sent without noise",
-                self.name,
-                code="FK-BUDGET-ALONE",
+                "privacy: its own values would be sent without noise", code="FK-BUDGET-ALONE"
             )
         if not self.allow_single:
             raise self.wrong(
@@ -908,42 +844,6 @@ class HybridKernelClient(TableClient):
                 "let more hospitals take part, or allow it with allow_single",
                 code="FK-ALONE-REFUSED",
             )
-
-    def _release(self, name: str) -> Release | None:
-        """Return what a sum must cost and which noise it must have; None of sums that have none.
-
-        A run with a budget refuses such a sum, as it does all of features not of length one.
-        """
-        table, budget = self.table, self.budget
-        if budget is None or not self.kept.fourier or self.kept.settings["model"] != self.session:
-            return None
-        counts, order = self.secure_sums.party.state.counts, self.secure_sums.order(name)
-        members = self.secure_sums.party.state.cohorts[order.cohort].members
-        classes, outputs = len(table.classes), table.y.shape[1]
-        if name == EQUATIONS:
-            return equations_release(
-                budget,
-                features=self.kept.landmarks,
-                outputs=outputs,
-                bound=self._label_bound,
-                rows=[counts[p][0] for p in members],
-            )
-        if name == OUTCOMES:
-            rows = [counts[p][1] for p in members]
-            return outcomes_release(budget, classes=classes, outputs=outputs, rows=rows)
-        return None
-
-    @property
-    def _label_weight(self) -> float:
-        """By what K^T y is multiplied before noise is added to it; one without noise."""
-        if self.budget is None:
-            return 1.0
-        return label_weight(self._label_bound, self.table.y.shape[1])
-
-    @property
-    def _label_bound(self) -> float:
-        """The largest absolute value of a row's labels."""
-        return 1.0 if self.table.classes else self.table.label_bound
 
     def _charge_centre(self) -> None:
         """Charge a centre's rows for the whole run: they are in what the hospitals release.

@@ -8,6 +8,7 @@ run goes back.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +19,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import AlignmentKey, hash_ids, sort_order
 from fedkern_flwr.errors import StateError
-from fedkern_flwr.exchange import SumSpec
+from fedkern_flwr.guard.freeze import FOLDS
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import CIRCLE, features
+from fedkern_flwr.hybrid.landmarks import seed_fingerprint
 from fedkern_flwr.kernels.product import kernel_from_distances, row_chunks
 from fedkern_flwr.node.state import KeptState
-from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.solvers.tuning_sums import Equations
+from fedkern_flwr.solvers.tuning_sums import SPREAD, Equations, spread
 
 from .table_client import Floats, PartyTable, RunFile
-
-_ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
 
 
 class HybridTable(PartyTable):
@@ -150,6 +149,30 @@ class RunState(KeptState):
     def done(self) -> int:
         """Rows of the kernel that have been made."""
         return int(self.settings["done"])
+
+    def function(
+        self, request: wire.EquationsRequest, block: str, ranges: Floats
+    ) -> dict[str, Any]:
+        """Return which function of a row is summed, and how it is asked for again.
+
+        Nothing where other parties have a part in it, or the weights follow from all rows: then
+        this node cannot tell that it is the same as in an earlier run.
+        """
+        settings, gammas = self.settings, request.gammas
+        base = gammas[:, 0] / SPREAD[0]
+        spreads = np.array_equal(gammas, spread(base, self.landmarks))
+        if not settings["alone"] or request.balanced or request.folds > FOLDS:
+            return {}
+        if settings.get("passing") or not (spreads or gammas.shape[1] == 1):
+            return {}
+        drawn = max(self.landmarks, settings["sequence"])  # fewer are the first of these
+        drawn_as = [settings["kernel"], settings["sampling"]]
+        about = json.dumps([*drawn_as, drawn, spreads, base.tolist()])
+        landmarks = np.vstack([ranges.T, *self.arrays.get("moments", ())])
+        function = seed_fingerprint(self.seed, about, block, landmarks)
+        again = spreads and request.folds == 1 and settings["sampling"] == "U"
+        how = wire.write_widths(settings["kernel"], base.tolist()) if again else ""
+        return {"function": function, "how": how}
 
     def begin_kernel(self) -> None:
         """Forget the rows of the kernel that have been made, and their normal equations."""
@@ -362,9 +385,3 @@ def training_positions(request: wire.MomentsRequest | wire.DistancesRequest) -> 
     named = [r[:train] for (_, train, *_), r in zip(request.parts, request.rows, strict=True)]
     positions = np.concatenate([np.zeros(0, np.int32), *named])
     return positions[positions >= 0]
-
-
-def wider(name: str, bound: float) -> SumSpec:
-    """Return a sum whose bound is the largest of those of its parties."""
-    own = max(bound * _ROUNDED, np.finfo(np.float64).tiny)
-    return SumSpec(name=name, encoding=Encoding.fixed_point(own), wider=True)

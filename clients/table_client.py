@@ -574,10 +574,7 @@ class TableClient(Client):
         bins: int,
         *,
         total: str = "",
-        alone: bool = False,
-        judged: bytes = b"",
-        trained: bool = True,
-        once: bool = True,
+        **about: Any,
     ) -> NDArray[np.float64]:
         """Return what may be told of how good predictions of held-out rows are, or zeros.
 
@@ -589,7 +586,7 @@ class TableClient(Client):
             Of these rows.
         bins : int
             Bins of a histogram.
-        total, alone, judged, trained, once
+        total, **about
             See :meth:`~fedkern_flwr.node.guarded.GuardedNode.figures`.
 
         Raises
@@ -602,15 +599,11 @@ class TableClient(Client):
         tests = tests if table.labelled else tests[:0]
         behind = sum(self.told_of(tests, total))
         if bins < 0 or bins % 2 or bins > bins_of(behind, yard.classes):
-            raise refusal(
-                f"{bins} bins of scores of {behind} held-out rows", self.name, code="FK-ORDER-BINS"
-            )
+            raise refusal(f"{bins} bins of scores of {behind} held-out rows", code="FK-ORDER-BINS")
         targets = table.y_test[tests] if len(tests) else table.y[:0]
         halves = table.calibrates(tests, self.ledger.split_key())
         counts = yard.count(predictions[: len(tests)], targets, halves)
-        named: Any = {"total": total, "alone": alone, "judged": judged}
-        named |= {"trained": trained, "once": once}
-        return self.figures("outcomes", tests, counts, **named)
+        return self.figures("outcomes", tests, counts, total=total, **about)
 
     def write_predictions(
         self,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.judging.figures import Yardstick, bins_of
-from fedkern_flwr.judging.judges import Weighted
+from fedkern_flwr.judging.judges import Judges
 from fedkern_flwr.kernels.random_features import Kernel
 from fedkern_flwr.method import Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
@@ -66,7 +66,7 @@ _PHASES = [
 ]
 
 
-class FDSKL(Weighted):
+class FDSKL(Judges):
     """FDSKL: kernel learning over columns that different parties hold.
 
     f(x) = sum_j alpha_j sqrt(2) cos(omega_j^T x + b_j) with random directions omega of a Gaussian

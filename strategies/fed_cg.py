@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from scipy import linalg
 
-from fedkern_flwr.errors import CheckpointError, ProtocolError
+from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid import parties as hybrid
 from fedkern_flwr.hybrid.fourier import usual_gamma
-from fedkern_flwr.hybrid.parties import Plan, match_rows, summing_sets
-from fedkern_flwr.kernels.product import landmark_gammas
-from fedkern_flwr.method import Round, Rounds, Save, Steps
+from fedkern_flwr.hybrid.landmarks import MOST_LANDMARKS, Sampling
+from fedkern_flwr.hybrid.parties import MissingBlocks, Plan, match_rows, summing_sets
+from fedkern_flwr.judging.judges import Judges
+from fedkern_flwr.kernels.product import ProductKernel, landmark_gammas
+from fedkern_flwr.method import PrivateMethod, Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.progress import part
 from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.solvers.least_squares import Penalty
 from fedkern_flwr.solvers.preconditioner import probe_vectors
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
 
-from .fed_cg_options import (
-    HybridOptions,
+from .fed_cg_plan import (
     Sums,
     auto_landmarks,
     hospital_allowance,
-    known_widths,
     most_iterations,
     plan_landmarks,
 )
@@ -44,6 +45,17 @@ from .fed_cg_solvers import (
 )
 from .fed_cg_system import KEPT, Floats, HybridSystem
 
+#: What basis fourier goes with, by option.
+_OF_FOURIER: dict[str, tuple[Any, ...]] = {
+    "penalty": ("ridge",),
+    "sampling": ("U", "auto"),
+    "missing": ("error", "drop-row"),
+    "landmark_gamma": (False,),
+    "tune": ("off", "auto"),
+    "variance": (False,),
+}
+_DIRECT_UP_TO, _RANK = 1000, 200  # landmarks; of the preconditioner
+_LANDMARKS, _LAMBDA = 100, 1e-3  # where it is neither given nor chosen
 _OF_MODEL = ("landmarks", "sampling", "kernel", "basis", "missing")
 _SIZES = "numbers of rows, held-out rows and columns per party, keyed hashes of ids"
 _KERNELS = (
@@ -58,7 +70,7 @@ _DECLARED = (
 )
 
 
-class FedCG(HybridOptions):
+class FedCG(PrivateMethod, Judges):
     """FedCG: kernel regularised least squares over rows and features held by different parties.
 
     Hospitals own rows with labels, centres own blocks of features of these rows. The kernel is a
@@ -100,6 +112,182 @@ class FedCG(HybridOptions):
     described = wire.HybridDescribeReply
     default_rounds = 1000
     whole_cohorts = True
+    fixed: ClassVar[frozenset[str]] = frozenset(
+        {"min_clients", "max_missed", "checkpoint_every", "threshold", "min_cohort"}
+    )
+
+    landmarks: int | Literal["auto"] = option(
+        "auto",
+        "m, number of random landmarks. Auto: as many as the rule of counting lets the nodes "
+        "release sums of, 20 to 400, and no more than a message of 64 MB holds (without centres a "
+        "file of 1 GB); 100 where the width is not chosen.",
+        least=1,
+        most=MOST_LANDMARKS,
+    )
+    sampling: Literal[Sampling, "auto"] = option(
+        "auto",
+        "Landmarks uniform on each feature's range (U), normal with mean and deviation of the data "
+        "and clipped to the range (N), both turned at random; or normal with mean and covariance "
+        "of the block (C, see hybrid/landmarks.py). Auto: C for blocks of one holder, U for "
+        "others.",
+    )
+    basis: Literal["landmarks", "fourier"] = option(
+        "landmarks",
+        "Kernel columns of random landmarks, or random Fourier features, whose phases are added up "
+        "over the blocks: rows of length one, as privacy_epsilon needs them. Then landmarks is "
+        "their number, twice that of the phases, and neither gamma nor regularization is chosen.",
+    )
+    kernel: ProductKernel = option(
+        "rbf", "exp(-gamma d) of squared Euclidean or of absolute distances d."
+    )
+    gamma: float | None = option(
+        None,
+        "Width; by default chosen, see tune, half and double of it for one landmark after the "
+        "other, or 1 / number of features, 20 / number^1.5 with basis fourier.",
+        above=0.0,
+    )
+    landmark_gamma: bool = option(
+        False, "A random width per landmark, log-uniform in [gamma / 2, 2 gamma] (eq. 4.1)."
+    )
+    regularization: float | None = option(
+        None, "lambda; by default chosen, see tune, or 1e-3.", above=0.0
+    )
+    tune: Literal["auto", "folds", "gcv", "off"] = option(
+        "auto",
+        "Choose what is not given of gamma and regularization, in the same exchanges: by folds of "
+        "the rows, or by generalised cross-validation, which sums less. Auto: the better of those "
+        "that the nodes' rules allow, with normal equations and penalty ridge; off elsewhere.",
+    )
+    penalty: Penalty = option(
+        "ridge", "lambda I (eq. 2.9) or lambda K_mm with the pseudo-inverse (eq. 2.10)."
+    )
+    solver: Literal["auto", "normal-equations", "cg"] = option(
+        "auto",
+        "Sum the normal equations once, or iterate conjugate gradients, an exchange each. Auto: "
+        "the former up to 1000 landmarks.",
+        of_model=False,
+    )
+    preconditioner_rank: int | None = option(
+        None,
+        "Of cg: rank of the Nystrom preconditioner, 0 for none. By default 200, at most m / 2.",
+        of_model=False,
+    )
+    init: Literal["zero", "random"] = option(
+        "zero", "Of cg: where to start; random is standard normal, as in the paper."
+    )
+    tolerance: float = option(
+        1e-10,
+        "Of cg: stop when the residual is so small relative to K^T y.",
+        above=0.0,
+        below=1.0,
+    )
+    missing: MissingBlocks = option(
+        "error",
+        "Rows that lack a block: refuse the run, leave them out, or let the block's factor be one.",
+    )
+    allow_single: bool = option(
+        False,
+        "Allow a single hospital, and rows that a single centre knows: their values are then "
+        "shown.",
+        of_model=False,
+    )
+    distance_bits: int = option(
+        64,
+        "Bits of a number in the sums of distances, 32 or 64. With 32 they are half as large; the "
+        "total of C centres' distances of at most b is then off by less than "
+        "C 2^(ceil(log2(C + 1)) + floor(log2 b) - 30).",
+    )
+    variance: bool = option(
+        False,
+        "Of a regression: predict the variance of Bayesian ridge as well. Far from all landmarks "
+        "it falls to that of held-out errors. Who has the model, and hospitals that predict with "
+        "it, can then compute K^T K; of two hospitals each has the other's.",
+    )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        direct = self.chosen_solver == "normal-equations"
+        possible = direct and self.penalty == "ridge" and self.basis == "landmarks"
+        given = self.landmark_gamma or None not in (self.gamma, self.regularization)
+        weighs = self.class_weight is not None
+        self.tunes = self.tune != "off" and possible and (weighs or not given)
+        for problem, remedy, code in self._misfits(direct, possible, given):
+            raise OptionError(problem, remedy=remedy, code=code)
+
+    def _misfits(self, direct: bool, possible: bool, given: bool) -> Iterator[tuple[str, str, str]]:
+        """Yield problem, remedy and code of options that do not go together.
+
+        ``possible`` is whether width and lambda can be chosen, ``given`` whether they need not be.
+        """
+        rank, asked = self.preconditioner_rank, self.tune in ("folds", "gcv")
+        if self.distance_bits not in (32, 64):
+            yield f"distance_bits is {self.distance_bits}", "use 32 or 64", "FK-OPTION-CHOICE"
+        if rank is not None and not 0 <= rank <= self.fixed_landmarks:
+            remedy = f"use 0 to {self.fixed_landmarks} (landmarks)"
+            yield f"preconditioner_rank is {rank}", remedy, "FK-OPTION-RANGE"
+        if direct and (rank or self.init == "random"):
+            name = "preconditioner_rank" if rank else "init"
+            yield f"{name} is for solver cg", "add solver cg, or leave it out", "FK-OPTION-CONFLICT"
+        if self.penalty == "rkhs" and self.landmark_gamma:
+            problem = "with a width per landmark the kernel of the landmarks is not symmetric"
+            yield problem, "use penalty ridge, or one width", "FK-RKHS-WIDTHS"
+        for name, wanted in (("chosen_solver", "normal-equations"), ("penalty", "ridge")):
+            if self.variance and (chosen := getattr(self, name)) != wanted:
+                problem = f"there is no variance with {name.removeprefix('chosen_')} {chosen}"
+                yield problem, f"use {wanted}, or leave variance out", "FK-EQUATIONS-NEEDED"
+        if self.privacy_epsilon is not None and self.basis != "fourier":
+            problem = "privacy_epsilon is for basis fourier: kernel columns are too long for it"
+            remedy = "add --basis fourier, and leave columns at --scaling range"
+            yield problem, remedy, "FK-BUDGET-OPTION"
+        if self.privacy_epsilon is not None and not direct:
+            problem = "privacy_epsilon is for solver normal-equations: each product would cost"
+            remedy = "leave the solver out, or use fewer landmarks"
+            yield f"{problem} as much", remedy, "FK-BUDGET-OPTION"
+        for name, goes in _OF_FOURIER.items() if self.basis == "fourier" else ():
+            if (chosen := getattr(self, name)) not in goes:
+                remedy = f"use {goes[0]}" if goes[0] else "leave it out"
+                yield f"{name} {chosen} is not for basis fourier", remedy, "FK-OPTION-CONFLICT"
+        if self.basis == "fourier" and self.fixed_landmarks % 2:
+            problem = f"basis fourier has a sine and a cosine of each phase, not {self.landmarks}"
+            yield problem, f"use --landmarks {self.fixed_landmarks + 1}", "FK-OPTION-RANGE"
+        if self.class_weight is not None and (not self.tunes or self.landmark_gamma):
+            problem = "class_weight is for normal equations and penalty ridge, without tune off"
+            yield f"{problem} and landmark_gamma", "leave it out", "FK-EQUATIONS-NEEDED"
+        if asked and given:
+            problem = "gamma and regularization are given, and tune"
+            yield problem, "leave it out", "FK-OPTION-BOTH"
+        if asked and not possible:
+            problem = f"tune {self.tune} is for normal equations and penalty ridge"
+            yield problem, "leave it out", "FK-EQUATIONS-NEEDED"
+
+    @property
+    def may_weigh(self) -> bool:
+        """Whether rows of classes may be weighed, as the normal equations are summed at once."""
+        return self.tunes
+
+    @property
+    def chosen_solver(self) -> str:
+        """The solver that ``auto`` stands for."""
+        if self.solver != "auto":
+            return self.solver
+        return "normal-equations" if self.fixed_landmarks <= _DIRECT_UP_TO else "cg"
+
+    @property
+    def fixed_landmarks(self) -> int:
+        """Number of landmarks where it does not follow from the parties."""
+        return _LANDMARKS if self.landmarks == "auto" else int(self.landmarks)
+
+    @property
+    def chosen_sampling(self) -> str:
+        """How landmarks are drawn; basis fourier needs no moments of the rows."""
+        return "U" if self.sampling == "auto" and self.basis == "fourier" else self.sampling
+
+    @property
+    def rank(self) -> int:
+        """Rank of the preconditioner, 0 for none."""
+        if self.preconditioner_rank is not None:
+            return self.preconditioner_rank
+        return min(_RANK, self.fixed_landmarks // 2)
 
     def _reset(self) -> None:
         super()._reset()
@@ -107,22 +295,27 @@ class FedCG(HybridOptions):
         self.landmarks_ = self.fixed_landmarks
         self.coefficients_: Floats = np.zeros((self.landmarks_, 0))
         self.gammas_: Floats = np.zeros(0)
-        self.regularization_ = self.chosen_regularization
+        self.regularization_ = _LAMBDA if self.regularization is None else self.regularization
         self.tuned_: dict[str, Any] = {}
         self.fingerprints_: dict[str, str] = {}
         self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
         self.model_of: tuple[str, int] = ("", 0)
-        self._planned_sums: Sums | None = None
-        self._widths = list[float]()
+        self._tunes, self._at_once = False, False
+        self._sums: Sums | None = None
         self._sets: dict[str, list[int]] = {}
         self._parties: dict[int, wire.HybridDescribeReply] = {}
-        self._factor: Floats = np.zeros((0, 0))
+        self._factor: Arrays = {}
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        rank = self.rank if self.chosen_solver == "cg" else 0
+        return {**super().options(), "solver": self.chosen_solver, "preconditioner_rank": rank}
 
     # -- what a method tells about itself
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
         """Return coefficients and widths, and what a prediction needs to know."""
-        judged = self.judged_ is not None and bool(self._factor.size)
+        judged = self.judged_ if self._factor else None
         meta = {
             **self.options(),
             "landmarks": self.landmarks_,
@@ -136,10 +329,10 @@ class FedCG(HybridOptions):
             "classes": self.classes_,
             "label_bound": self.label_bound_,
             "calibration": self.calibration_numbers(),
-            "noise": self.judged_.squares() if judged and self.judged_ else [],
+            "noise": [] if judged is None else judged.squares(),
         }
         arrays = {"coefficients": self.coefficients_, "gammas": self.gammas_}
-        return {**arrays, **self._factor_arrays()}, meta
+        return {**arrays, **self._factor}, meta
 
     def _tables(self) -> dict[str, str]:
         """Return a digest of the names of each block's columns."""
@@ -203,9 +396,11 @@ class FedCG(HybridOptions):
         """Count the centres' columns of the hospitals' rows as well."""
         if not name.startswith("equations"):
             return super().unknowns(name, cohort)
-        usual, said = {"off": "warn"}, self._parties
-        counting = {p: usual.get(one.counting, one.counting) for p, one in said.items()}
-        known = {p: replace(said[p], share=1.0, counting=counting[p]) for p in said}
+        off = ("off", "warn")  # a node that counts nothing is looked at as well
+        known = {
+            p: replace(said, share=1.0, counting=said.counting.replace(*off))
+            for p, said in self._parties.items()
+        }
         return hospital_allowance(self.plan_, known).numbers
 
     def matched(self) -> dict[str, Any]:
@@ -236,8 +431,14 @@ class FedCG(HybridOptions):
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
         self.check_weighted(self.classes_)
+        predicts = bool(self.model_of[0])
+        self._tunes = self.tunes and not predicts
+        # hospitals make their kernels as they answer the first request, if nothing is summed before
+        ahead = self.penalty == "rkhs" or self.class_weight is not None
+        self._at_once = self.plan_.rows_alone and not (ahead or predicts)
         self._plan_sizes()
-        tunes = self._tunes and self.gamma is None and not self._widths and not self._at_once
+        known = self._sums is not None and self._sums.known
+        tunes = self._tunes and self.gamma is None and not known and not self._at_once
         self._sets = summing_sets(self.plan_, penalty=self.penalty, tunes=tunes)
         return list(self._sets.values())
 
@@ -249,8 +450,7 @@ class FedCG(HybridOptions):
         allowed = hospital_allowance(self.plan_, self._parties)
         if allowed.planned and self.budget is None:
             found = plan_landmarks(self, self.plan_, self._parties, counts)
-            self.landmarks_, self._planned_sums = found
-            self._widths = known_widths(self, self.plan_, self._parties)
+            self.landmarks_, self._sums = found
         elif self.landmarks == "auto" and self._tunes:
             self.landmarks_ = auto_landmarks(self.plan_, self.outputs_, allowed, counts)
 
@@ -270,7 +470,7 @@ class FedCG(HybridOptions):
         if metrics is not None:
             self.coefficients_ = arrays["coefficients"]
             self.regularization_ = metrics.get("regularization", self.regularization_)
-            self._factor = arrays.get("factor", self._factor)
+            self._factor = {name: arrays[name] for name in ("factor",) if name in arrays}
             self._take_tuned(system, meta.get("tuned", {}))
         yield from system.open(resumed=bool(meta))
         if not (meta and system.at_once):  # else nobody says them again
@@ -285,9 +485,9 @@ class FedCG(HybridOptions):
             self.regularization_ = metrics.get("regularization", self.regularization_)
             self._keep_factor(system)
             done = {"metrics": metrics, "tuned": self.tuned_}
-            yield save({"coefficients": self.coefficients_, **self._factor_arrays()}, **done)
+            yield save({"coefficients": self.coefficients_, **self._factor}, **done)
         with part("judge"):
-            yard, counts = yield from system.evaluate(self.coefficients_, self.allow_single)
+            yard, counts = yield from system.evaluate(self.coefficients_)
         if counts is not None and counts.any():
             metrics = {**metrics, **self.judge_by(yard, counts)}
         elif counts is not None:
@@ -309,25 +509,16 @@ class FedCG(HybridOptions):
             options=self,
             plan=self.plan_,
             parties=self._parties,
-            cohorts=list(self._sets),
+            # a single hospital has nobody to sum with, and no such set
+            cohorts={"hospitals": -1, **{name: k for k, name in enumerate(self._sets)}},
             landmarks=self.landmarks_,
             gammas=self.gammas_,
             tunes=self._tunes,
             model_of=self.model_of,
             known=self.fingerprints_,
-            sums=self._planned_sums,
-            widths=self._widths,
+            sums=self._sums,
             at_once=self._at_once,
         )
-
-    @property
-    def _at_once(self) -> bool:
-        """Whether hospitals make their kernels by themselves, as they answer the first request.
-
-        Not where something is summed before: rows of each class, distances between landmarks.
-        """
-        ahead = self.penalty == "rkhs" or self.class_weight is not None
-        return self.plan_.rows_alone and not (ahead or self.model_of[0])
 
     def _solve(
         self, system: HybridSystem, start: Floats, arrays: Arrays, save: Callable[..., Save]
@@ -352,10 +543,6 @@ class FedCG(HybridOptions):
         options = {"regularization": self.regularization_, "tolerance": self.tolerance}
         return (yield from iterate(system, start, probes, most, arrays, save, **options))
 
-    @property
-    def _tunes(self) -> bool:
-        return self.tunes and not self.model_of[0]
-
     def _take_tuned(self, system: HybridSystem, tuned: dict[str, Any]) -> None:
         if tuned:
             self.tuned_, self.regularization_ = tuned, tuned["regularization"]
@@ -368,10 +555,7 @@ class FedCG(HybridOptions):
             matrix = system.gram + self.regularization_ * np.eye(len(system.gram))
             lower = linalg.cholesky(matrix, lower=True)
             inverse = linalg.solve_triangular(lower, np.eye(len(lower)), lower=True)
-            self._factor = np.ascontiguousarray(inverse.T)
-
-    def _factor_arrays(self) -> Arrays:
-        return {"factor": self._factor} if self._factor.size else {}
+            self._factor = {"factor": np.ascontiguousarray(inverse.T)}
 
     # -- predictions with a model that was saved
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,11 @@ from fedkern_flwr.solvers.tuning import (
 )
 from fedkern_flwr.solvers.tuning_sums import spread, tuning_length
 
-from .fed_cg_options import HybridOptions, plan_sums
+from .fed_cg_plan import plan_sums
 from .fed_cg_system import Floats, HybridSystem
+
+if TYPE_CHECKING:
+    from .fed_cg import FedCG
 
 #: Of rounding errors: the worst held-out row against the mean; which are told of.
 _WORST, _TOLD = 50.0, 1e-3
@@ -203,7 +206,8 @@ def tune_and_solve(system: HybridSystem) -> Steps:
         What was tried and chosen, as plain values for a result file.
     """
     options = system.options
-    (folds, count), why = system.sums or plan_sums(system)
+    taken = system.sums or plan_sums(system)
+    folds, why = taken.folds, taken.why
     rows = system.plan.training_rows
     # where no mean distance is summed: that of rows uniform in the declared ranges
     parties = [system.parties[holders[0]] for holders in system.plan.blocks.values()]
@@ -211,19 +215,19 @@ def tune_and_solve(system: HybridSystem) -> Steps:
     bound = sum(p.square_bound if rbf else p.absolute_bound for p in parties)
     distance = system.mean_distance or bound / (6.0 if rbf else 3.0) or 1.0
     # the last digits are those of the nodes' processors: engines take the same widths
-    gammas = widths_around(float(f"{distance:.12g}"), count)
+    gammas = widths_around(float(f"{distance:.12g}"), taken.widths)
     if options.gamma is not None:
         gammas = np.array([options.gamma])
-    if system.widths:
-        gammas = np.array(system.widths)
-    lambdas = rows * (LAMBDAS if system.first.classes else LAMBDAS_OF_NUMBERS)
+    if taken.known:
+        gammas = np.array(taken.known)
+    lambdas = rows * (LAMBDAS if system.labels.classes else LAMBDAS_OF_NUMBERS)
     if options.regularization is not None:
         lambdas = np.array([options.regularization])
     widths = of_landmarks(options, gammas, system.landmarks)
     sums = yield from system.tuning_equations(widths, folds)
     progress(f"choosing width and lambda, {len(widths)} x {len(lambdas)} candidates")
     with part("train"):
-        found = choose(sums, lambdas, rows, numbers=not system.first.classes)
+        found = choose(sums, lambdas, rows, numbers=not system.labels.classes)
     gamma, weight = float(gammas[found.width]), float(lambdas[found.weight])
     tuned = {
         "by": f"{folds} folds" if folds > 1 else "generalised cross-validation",
@@ -233,7 +237,7 @@ def tune_and_solve(system: HybridSystem) -> Steps:
         "gamma": gamma,
         "regularization": weight,
         "error": float(found.errors[found.width, found.weight]),
-        "numbers": tuning_length(system.landmarks, system.first.outputs, folds, len(gammas)),
+        "numbers": tuning_length(system.landmarks, system.labels.outputs, folds, len(gammas)),
     }
     logger.info("by %s: gamma %.3g, lambda %.3g (%s)", tuned["by"], gamma, weight, why)
     system.gammas = widths[found.width]
@@ -242,6 +246,6 @@ def tune_and_solve(system: HybridSystem) -> Steps:
     return coefficients, {**metrics, "gamma": gamma, "regularization": weight}, tuned
 
 
-def of_landmarks(options: HybridOptions, gammas: Floats, landmarks: int) -> Floats:
+def of_landmarks(options: FedCG, gammas: Floats, landmarks: int) -> Floats:
     """Return the widths of the landmarks, shape (w, m), one for all, (w, 1), where it is given."""
     return gammas[:, None] if options.gamma is not None else spread(gammas, landmarks)

@@ -12,34 +12,32 @@ and the run is over with (4).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.exchange import SERVER
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.hybrid import messages as wire
-from fedkern_flwr.hybrid.fourier import CIRCLE, EQUATIONS, equations_release, label_weight
-from fedkern_flwr.hybrid.landmarks import moments_length
-from fedkern_flwr.hybrid.parties import CLASS_COUNTS, MEAN_DISTANCE, Plan
-from fedkern_flwr.judging.figures import OUTCOMES, Yardstick, bins_of, outcomes_release, tidy
+from fedkern_flwr.hybrid.fourier import EQUATIONS, label_weight
+from fedkern_flwr.hybrid.parties import Plan
+from fedkern_flwr.judging.figures import Yardstick, bins_of, tidy
 from fedkern_flwr.kernels.product import kernel_from_distances
-from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps, SumSpec
+from fedkern_flwr.method import Ask, Deliver, LostState, Steps
 from fedkern_flwr.nodes import logger
-from fedkern_flwr.privacy import Release
-from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.solvers.equations import equations_length, unpack_equations
-from fedkern_flwr.solvers.tuning_sums import Equations, tuning_length
+from fedkern_flwr.solvers.equations import unpack_equations
+from fedkern_flwr.solvers.tuning_sums import Equations
 
-from .fed_cg_options import HybridOptions
+if TYPE_CHECKING:
+    from .fed_cg import FedCG
+    from .fed_cg_plan import Sums
 
 Floats = NDArray[np.float64]
 KEPT = 1  # the parties keep what belongs to a run under this number
 _NOTHING, _NO_BYTES = np.zeros(0), np.zeros(0, np.uint8)
-_ROUNDED = 1.0 + 1e-9
 _MESSAGE = 256 << 20  # bytes of distances in a message; larger problems take more exchanges
 
 
@@ -49,14 +47,14 @@ class HybridSystem:
 
     Attributes
     ----------
-    options : HybridOptions
-        Of the run.
+    options : FedCG
+        The options of the run.
     plan : Plan
         Who holds which rows and blocks.
     parties : dict
         Partition -> its description.
-    cohorts : list of str
-        Names of the sets among which is summed, by number.
+    cohorts : dict
+        Name of a set among which is summed -> its number.
     landmarks : int
         Number m of landmarks.
     gammas : ndarray of float64, shape (1,) or (m,)
@@ -67,27 +65,25 @@ class HybridSystem:
         Of predictions: session and step of the run that made the model.
     known : dict
         Block -> fingerprint that its landmarks must have; of a new run empty.
-    sums : ((int, int), str) or None
-        Folds and widths that were planned with the landmarks, and why not more.
-    widths : sequence of float
-        Those of an earlier run, if they are taken again.
+    sums : Sums or None
+        What is summed to choose from, where that was planned with the landmarks.
     at_once : bool
         Whether hospitals make their kernels by themselves, as they answer the first request.
     """
 
-    options: HybridOptions
+    options: FedCG
     plan: Plan
     parties: Mapping[int, wire.HybridDescribeReply]
-    cohorts: list[str]
+    cohorts: Mapping[str, int]
     landmarks: int
     gammas: Floats
     tunes: bool
     model_of: tuple[str, int]
     known: Mapping[str, str]
-    sums: tuple[tuple[int, int], str] | None = None
-    widths: Sequence[float] = ()
-    at_once: bool = False
+    sums: Sums | None
+    at_once: bool
     landmark_kernel: Floats | None = None  # K_mm, where the penalty needs it
+    released: int = 0  # numbers about training rows that the server has before the equations
     gram: Floats | None = None  # K^T K, once it is summed
     deviation: float = 0.0  # of the noise on it
     fingerprints: dict[str, str] = field(default_factory=dict)
@@ -99,21 +95,29 @@ class HybridSystem:
     _sealed: dict[int, tuple[int, NDArray[Any]]] = field(default_factory=dict)
 
     @property
-    def balanced(self) -> bool:
-        """Whether the training rows of all classes count alike."""
-        return self.options.class_weight is not None
+    def labels(self) -> Yardstick:
+        """What the hospitals have labels of: all have the same outputs, classes and bound."""
+        first = self.parties[self.plan.hospitals[0]]
+        return Yardstick(first.classes, first.outputs, first.label_bound)
 
-    @property
-    def first(self) -> wire.HybridDescribeReply:
-        """A hospital: all have the same outputs, classes and bound of labels."""
-        return self.parties[self.plan.hospitals[0]]
-
-    @property
-    def released(self) -> int:
-        """How many numbers about training rows the server has before the equations."""
-        moments = sum(vector.size for vector in self._moments.values())
-        counts = 0 if self.class_counts is None else self.class_counts.size
-        return moments + counts + (self.mean_distance is not None)
+    def facts(self, partition: int, wanted: Collection[str] = ()) -> wire.Facts:
+        """Return what the sums of a request to a party depend on."""
+        party, wards, rbf = self.parties[partition], self.plan.wards, self.options.kernel == "rbf"
+        bounds = (p.square_bound if rbf else p.absolute_bound for p in self.parties.values())
+        return wire.Facts(
+            landmarks=self.landmarks,
+            labels=self.labels,
+            rows=[ward.train for ward in wards.values()],
+            tests=[ward.test for ward in wards.values()],
+            block=party.block,
+            features=party.features,
+            distance=max(bounds) or 1.0,
+            bits=self.options.distance_bits,
+            budget=self.options.budget,
+            signed=[(self.parties[h].rows, self.parties[h].test_rows) for h in wards],
+            wanted=wanted,
+            cohorts=self.cohorts,
+        )
 
     # -- what solvers ask for
 
@@ -132,42 +136,34 @@ class HybridSystem:
 
     def equations(self) -> Steps:
         """Sum the normal equations: K^T K, shape (m, m), and K^T y, shape (m, k)."""
-        m, outputs = self.landmarks, self.first.outputs
+        m, labels = self.landmarks, self.labels
         request = wire.EquationsRequest(gammas=np.zeros((0, 1)), class_counts=_NOTHING)
-        bound = self._rows * max(1.0, self.first.label_bound)
-        length = equations_length(m, outputs)
-        vector = yield from self._sum(EQUATIONS, request, wire.EquationsReply, length, bound)
-        gram, right = unpack_equations(vector, m, outputs)
+        vector = yield from self._sum(request, wire.EquationsReply)
+        gram, right = unpack_equations(vector, m, labels.outputs)
         if self.options.budget is not None:
-            right /= label_weight(self._labels, outputs)
+            right /= label_weight(labels.bound, labels.outputs)
         return gram, right
 
     def tuning_equations(self, gammas: Floats, folds: int) -> Steps:
         """Sum the normal equations of each width, shape (w, 1) or (w, m), and fold."""
-        shape = (self.landmarks, self.first.outputs, folds, len(gammas))
-        bound = self._rows * max(1.0, self.first.label_bound**2)
         counts = _NOTHING if self.class_counts is None else self.class_counts
+        balanced = self.options.class_weight is not None
         request = wire.EquationsRequest(
-            gammas=gammas, folds=folds, balanced=self.balanced, class_counts=counts
+            gammas=gammas, folds=folds, balanced=balanced, class_counts=counts
         )
-        if self.balanced:
-            bound = float(self.plan.training_rows)
-        name, length = wire.equations_sum(request), tuning_length(*shape)
-        vector = yield from self._sum(name, request, wire.EquationsReply, length, bound)
-        return Equations.unpack(vector, *shape)
+        vector = yield from self._sum(request, wire.EquationsReply)
+        return Equations.unpack(vector, self.landmarks, self.labels.outputs, folds, len(gammas))
 
     def products(self, directions: Floats, *, labels: bool = False) -> Steps:
         """Return (K^T y if ``labels``, K^T K P) for directions P, which travel with length one."""
         lengths = np.linalg.norm(directions, axis=0)
         lengths[lengths == 0.0] = 1.0
-        unit, m = directions / lengths, self.landmarks
-        right = m * self.first.outputs if labels else 0
-        bound = self._rows * max(np.sqrt(m), self.first.label_bound)
-        request = wire.ProductRequest(labels=labels, directions=unit)
-        length = right + unit.size
-        vector = yield from self._sum(wire.PRODUCTS, request, wire.ProductReply, length, bound)
-        product = vector[right:].reshape(unit.shape) * lengths
-        return vector[:right].reshape(m if right else 0, -1) if right else product[:, :0], product
+        request = wire.ProductRequest(labels=labels, directions=directions / lengths)
+        vector = yield from self._sum(request, wire.ProductReply)
+        outputs = self.labels.outputs if labels else 0
+        right, product = np.split(vector, [self.landmarks * outputs])
+        product = product.reshape(directions.shape) * lengths
+        return right.reshape(self.landmarks, outputs), product
 
     def begin(self, probes: Floats, start: Floats) -> Steps:
         """Return K^T y, and the products of K^T K with probes and, unless it is zero, start."""
@@ -175,26 +171,26 @@ class HybridSystem:
         right, products = yield from self.products(np.hstack([probes, moved]), labels=True)
         return right, products[:, : probes.shape[1]], products[:, probes.shape[1] :]
 
-    def evaluate(self, coefficients: Floats, allow_single: bool) -> Steps:
+    def evaluate(self, coefficients: Floats) -> Steps:
         """Give the hospitals the model; return what they counted on held-out rows, and how.
 
         The sum is None where there are no such rows, and zeros where the nodes keep it to
         themselves.
         """
-        wards, first = self.plan.wards, self.first
-        tested = [h for h, ward in wards.items() if ward.test]
+        private = self.options.budget is not None
+        tested = {h: ward.test for h, ward in self.plan.wards.items() if ward.test}
         count = bool(tested) and all(self.parties[h].labelled for h in tested)
-        if count and len(tested) == 1 < len(wards) and not allow_single:
+        if count and len(tested) == 1 < len(self.plan.wards) and not self.options.allow_single:
             logger.warning(
-                "partition %d alone has held-out rows: their counts are not sent", tested[0]
+                "partition %d alone has held-out rows: their counts are not sent", *tested
             )
             count = False
-        rows = [wards[h].test for h in tested] or [0]
-        bins = 0 if self.options.budget is not None else bins_of(sum(rows), first.classes)
-        yard = Yardstick(first.classes, first.outputs, first.label_bound, bins)
-        counts = yield from self.give(coefficients, yard if count else None, most=float(max(rows)))
-        if self.options.budget is not None and count and counts.any():
-            counts = tidy(counts, first.classes, sum(rows))
+        rows = sum(tested.values())
+        bins = 0 if private else bins_of(rows, self.labels.classes)
+        yard = replace(self.labels, bins=bins)
+        counts = yield from self.give(coefficients, yard if count else None)
+        if private and count and counts.any():
+            counts = tidy(counts, yard.classes, rows)
         return yard, counts if count else None
 
     def give(
@@ -202,14 +198,12 @@ class HybridSystem:
         coefficients: Floats,
         yard: Yardstick | None = None,
         *,
-        most: float = 1.0,
         calibration: Sequence[float] = (),
         noise: Sequence[float] = (),
         factor: Floats | None = None,
     ) -> Steps:
-        """Give the hospitals the model; return the sum of their counts.
+        """Give the hospitals the model; return the sum of their counts, none without ``yard``.
 
-        Without ``yard`` nothing is counted, with it rows of which a hospital has ``most``.
         ``calibration``, ``noise`` and ``factor`` are those of a saved model.
         """
         nothing = np.zeros((0, coefficients.shape[1]))
@@ -223,9 +217,8 @@ class HybridSystem:
             factor=nothing[:, :0] if factor is None else factor,
         )
         reply = wire.CoefficientsReply
-        if yard is not None:
-            bound = most * yard.largest
-            return (yield from self._sum(OUTCOMES, request, reply, yard.length, bound))
+        if request.count:
+            return (yield from self._sum(request, reply))
         yield from self._ask(Ask(request, reply=reply, among=self.plan.hospitals))
         return _NOTHING
 
@@ -236,8 +229,7 @@ class HybridSystem:
 
         Nothing is asked where holders need not agree on anything before they draw landmarks.
         """
-        sampling, terms, requests = self.options.chosen_sampling, list[SumSpec](), dict[int, Any]()
-        leaders: dict[str, int] = {}
+        sampling, requests, leaders = self.options.chosen_sampling, dict[int, Any](), {}
         if self.model_of[0]:
             return
         for block, holders in self.plan.blocks.items():
@@ -260,14 +252,11 @@ class HybridSystem:
                     sampling=sampling,
                     peers=np.array(peers, np.int32),
                 )
-            if moments:
-                length = moments_length(self.parties[holders[0]].features, sampling)
-                bound = float(self.plan.training_rows or 1)
-                terms.append(self._term(f"moments/{block}", length, bound, f"block {block}"))
         if not requests:
             return
-        answers = yield Ask(requests, reply=wire.MomentsReply, sums=terms)
-        self._moments = {term.name.partition("/")[2]: answers.totals[term.name] for term in terms}
+        answers = yield Ask(requests, reply=wire.MomentsReply, sums=self._declared(requests))
+        self._moments = {name.partition("/")[2]: total for name, total in answers.totals.items()}
+        self.released += sum(total.size for total in answers.totals.values())
         for block, leader in leaders.items():
             peers = [q for q in self.plan.blocks[block] if q != leader]
             sealed = answers.replies[leader].sealed
@@ -331,47 +320,39 @@ class HybridSystem:
                 yield from self._sum_distances(part, once=not number)
 
     def _sum_distances(self, parts: dict[int, slice], *, once: bool) -> Steps:
-        options, m, bound = self.options, self.landmarks, self._distance_bound
-        fourier, rows = options.basis == "fourier", float(self.plan.training_rows)
+        options, m, plan = self.options, self.landmarks, self.plan
         pairs = once and options.penalty == "rkhs" and self.landmark_kernel is None
-        terms = [
-            self._term(
-                wire.distances_sum(h, part.start, self.plan.whole.get(h)),
-                (part.stop - part.start) * (m // 2 if fourier else m),
-                bound,
-                f"ward {h}",
-                receiver=h,
-                bits=options.distance_bits,
-            )
-            for h, part in parts.items()
-            if part.stop
-        ]
-        if fourier:
-            terms = [replace(term, encoding=CIRCLE) for term in terms]
-        asked = {p for h in parts for p in self.plan.wards[h].rows}
-        if pairs and m > 1:
-            terms.append(self._term("landmark pairs", m * (m - 1) // 2, bound, "everybody"))
-            asked = set(self.plan.parties)
         spread = self.tunes and "everybody" in self.cohorts and self.mean_distance is None
-        if spread:
-            terms.append(self._term(MEAN_DISTANCE, 1, rows * bound, "everybody"))
-        counted = self.tunes and self.balanced and "hospitals" in self.cohorts
-        if counted and self.class_counts is None:
-            terms.append(self._term(CLASS_COUNTS, self.first.classes, self._rows, "hospitals"))
-            asked |= set(self.plan.hospitals)
+        counted = self.tunes and options.class_weight is not None and self.class_counts is None
+        counted = counted and len(plan.hospitals) > 1
+        asked = {p for h in parts for p in plan.wards[h].rows}
+        asked |= set(plan.parties) if pairs and m > 1 else set()
+        asked |= set(plan.hospitals) if counted else set()
         kind = wire.DistancesRequest
         requests = {p: self._rows_request(kind, p, parts, **self._how(p)) for p in sorted(asked)}
-        answers = yield Ask(requests, reply=wire.DistancesReply, sums=terms)
+        beside = {
+            wire.PAIRS: pairs and m > 1,
+            wire.MEAN_DISTANCE: spread,
+            wire.CLASS_COUNTS: counted,
+        }
+        wanted = [name for name, takes in beside.items() if takes]
+        whole = plan.whole.keys() & parts
+        wanted += [wire.distances_sum(h, parts[h].start, plan.whole[h]) for h in whole]
+        sums = self._declared(requests, wanted)
+        answers = yield Ask(requests, reply=wire.DistancesReply, sums=sums)
         self._take_fingerprints(answers.replies)
         for running in answers.running.values():
             yield Deliver(running, running.order.receiver)
+        totals = answers.totals
         if spread:
-            self.mean_distance = float(answers.totals[MEAN_DISTANCE][0]) / rows
-        if CLASS_COUNTS in answers.totals:
-            self.class_counts = np.rint(answers.totals[CLASS_COUNTS])
+            self.mean_distance = float(totals[wire.MEAN_DISTANCE][0]) / plan.training_rows
+            self.released += 1
+        if counted:
+            self.class_counts = np.rint(totals[wire.CLASS_COUNTS])
+            self.released += len(self.class_counts)
         if pairs:
             square = np.zeros((m, m))
-            square[np.triu_indices(m, 1)] = answers.totals.get("landmark pairs", ())
+            square[np.triu_indices(m, 1)] = totals.get(wire.PAIRS, ())
             self.landmark_kernel = kernel_from_distances(square + square.T, self.gammas)
 
     def _how(self, partition: int) -> dict[str, Any]:
@@ -424,30 +405,40 @@ class HybridSystem:
             **more,
         )
 
-    @property
-    def _distance_bound(self) -> float:
-        rbf = self.options.kernel == "rbf"
-        bounds = (p.square_bound if rbf else p.absolute_bound for p in self.parties.values())
-        return max(bounds) or 1.0
+    # -- sums
 
-    # -- sums over the hospitals
+    def _declared(
+        self, requests: Mapping[int, wire.HybridRequest], wanted: Collection[str] = ()
+    ) -> list[SumSpec]:
+        """Return what requests to several parties sum."""
+        found = {
+            spec.name: spec
+            for p, request in requests.items()
+            for spec in request.sums(self.facts(p, wanted))
+        }
+        return list(found.values())
 
-    def _sum(self, name: str, request: Any, reply: Any, length: int, bound: float) -> Steps:
+    def _sum(self, request: wire.HybridRequest, reply: Any) -> Steps:
         """Return the exact sum of a vector over all hospitals; of the only one its vector."""
-        hospitals = self.plan.hospitals
+        hospitals, options = self.plan.hospitals, self.options
         alone = len(hospitals) == 1
-        release = None if self.options.budget is None else self._release(name)
-        terms = [] if alone else [self._term(name, length, bound, "hospitals", release=release)]
-        ask = Ask(request, reply=reply, sums=terms, among=hospitals)
-        answers: Answers = yield from self._ask(ask)
-        if release is not None:
-            self.options.noise_.note(release, len(hospitals))
-            if name == EQUATIONS:
-                self.deviation = release.noise.deviation(len(hospitals))
+        if alone and options.budget is not None:  # nobody would add noise besides
+            raise OptionError(
+                "privacy_epsilon is for sums of several hospitals",
+                remedy="let more take part",
+                code="FK-BUDGET-ALONE",
+            )
+        (spec,) = request.sums(self.facts(hospitals[0]))
+        ask = Ask(request, reply=reply, sums=[] if alone else [spec], among=hospitals)
+        answers = yield from self._ask(ask)
+        if spec.release is not None:
+            options.noise_.note(spec.release, len(hospitals))
+            if spec.name == EQUATIONS:
+                self.deviation = spec.noise.deviation(len(hospitals))
         if not alone:
-            return answers.totals[name]
+            return answers.totals[spec.name]
         (only,) = answers.replies.values()
-        if len(only.plain) != 1 or only.plain[0].shape != (length,):
+        if len(only.plain) != 1 or only.plain[0].shape != (spec.length,):
             raise ProtocolError(
                 "its vector is missing", party=f"partition {hospitals[0]}", code="FK-MESSAGE-FIELD"
             )
@@ -481,62 +472,3 @@ class HybridSystem:
                 lost = error
                 yield from self._make_kernels()
         raise lost
-
-    def _term(
-        self,
-        name: str,
-        length: int,
-        bound: float,
-        cohort: str,
-        *,
-        receiver: int = SERVER,
-        bits: int = 64,
-        release: Release | None = None,
-    ) -> SumSpec:
-        """Return a sum over a whole cohort, of numbers up to ``bound`` and what rounding adds."""
-        return SumSpec(
-            name=name,
-            length=length,
-            encoding=Encoding.fixed_point(bound * _ROUNDED, bits),
-            cohort=self.cohorts.index(cohort),
-            receiver=receiver,
-            release=release,
-        )
-
-    def _release(self, name: str) -> Release:
-        """Return the noise of a sum: each node derives the same.
-
-        Raises
-        ------
-        OptionError
-            A single hospital has nobody who adds noise besides.
-        """
-        budget = self.options.budget
-        assert budget is not None
-        hospitals, first = [self.parties[h] for h in self.plan.hospitals], self.first
-        if len(hospitals) == 1:
-            raise OptionError(
-                "privacy_epsilon is for sums of several hospitals",
-                remedy="let more take part",
-                code="FK-BUDGET-ALONE",
-            )
-        if name == OUTCOMES:
-            rows = [party.test_rows for party in hospitals]
-            return outcomes_release(budget, classes=first.classes, outputs=first.outputs, rows=rows)
-        return equations_release(
-            budget,
-            features=self.landmarks,
-            outputs=first.outputs,
-            bound=self._labels,
-            rows=[party.rows for party in hospitals],
-        )
-
-    @property
-    def _labels(self) -> float:
-        """Largest absolute value of a row's labels."""
-        return 1.0 if self.first.classes else self.first.label_bound
-
-    @property
-    def _rows(self) -> float:
-        """Largest number of training rows of a hospital: bounds its sums of kernel values."""
-        return max(1.0, *(float(ward.train) for ward in self.plan.wards.values()))

@@ -1,7 +1,8 @@
-"""Messages of FedCG: hospitals with rows and labels, centres with blocks of features.
+"""Messages of FedCG, and what they sum: hospitals with rows and labels, centres with features.
 
 Hospitals and centres are told what to do by the same requests; session and number of the exchange
-are filled in as a request is sent, the number of a reply by the client's base.
+are filled in as a request is sent, the number of a reply by the client's base. A request says with
+``sums`` which secure sums it asks for: the strategy orders these, a client compares.
 """
 
 from __future__ import annotations
@@ -9,19 +10,93 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
+from ..exchange import SumSpec
+from ..judging.figures import OUTCOMES, Yardstick, outcomes_release
 from ..plain_text import read_json
-from ..solvers.tuning_sums import MOST_WIDTHS
+from ..privacy import Budget
+from ..secure_sum import Encoding
+from ..solvers.equations import equations_length
+from ..solvers.tuning_sums import MOST_WIDTHS, tuning_length
 from ..table_parties import TableReply
 from ..wire.message import Message, array, arrays
+from .fourier import CIRCLE, EQUATIONS, equations_release
+from .landmarks import moments_length
 
 Floats = NDArray[Any]
 Bytes = NDArray[Any]
 Index = NDArray[Any]
+
+#: Name of the sum of the mean distances of training rows to the landmarks.
+MEAN_DISTANCE = "mean distance"
+#: Sum of the hospitals' training rows of each class, where these are balanced.
+CLASS_COUNTS = "class counts"
+#: Sum of the distances between landmarks, which the penalty rkhs needs.
+PAIRS = "landmark pairs"
+#: Name of the sum of products: they are linear in the normal equations, and compared with these.
+PRODUCTS = "equations#products"
+#: The numbers of a party may be beyond their exact bound by what rounding adds.
+_ROUNDED = 1.0 + 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is public of a run and a party, as far as the sums of a request depend on it.
+
+    The strategy knows of the rows of all hospitals, and of the widest ranges. A party knows its own
+    alone: its bounds may be smaller than those that are ordered.
+
+    Attributes
+    ----------
+    landmarks : int
+        Number m of landmarks, or of features.
+    labels : Yardstick
+        What the hospitals have labels of.
+    rows, tests : sequence of int
+        Training and held-out rows of each hospital that take part.
+    block, features : str, int
+        The party's block of features, and how many it has.
+    distance : float
+        What no distance of a row to a landmark is beyond.
+    budget : Budget or None
+        What the run may cost in privacy.
+    signed : sequence of (int, int)
+        Rows and held-out rows of each hospital in the sum, as it signed them.
+    wanted : collection of str
+        Names of the sums that only some runs take.
+    cohorts : mapping
+        Name of a set of parties -> its number, which a party does not compare.
+    bits : int (default: 64)
+        Of a number in the sums of distances; a party takes any.
+    """
+
+    landmarks: int
+    labels: Yardstick
+    rows: Sequence[int]
+    tests: Sequence[int]
+    block: str
+    features: int
+    distance: float
+    budget: Budget | None
+    signed: Sequence[tuple[int, int]]
+    wanted: Collection[str]
+    cohorts: Mapping[str, int]
+    bits: int = 64
+
+    def over(
+        self, parties: str, name: str, length: int, bound: float, *, bits: int = 64, **more: Any
+    ) -> SumSpec:
+        """Return a sum over a set of parties, all of them, of numbers up to ``bound``."""
+        # a party that has nothing to add has a bound of zero, which no encoding has
+        encoding = Encoding.fixed_point(max(bound * _ROUNDED, sys.float_info.min), bits)
+        known: dict[str, Any] = {"encoding": encoding, "wider": True, **more}
+        return SumSpec(name=name, length=length, cohort=self.cohorts[parties], **known)
 
 
 class HybridDescribeReply(TableReply):
@@ -50,6 +125,10 @@ class HybridRequest(Message):
 
     session: str = ""
     round: int = 0  # grows with every exchange, so that duplicates are noticed
+
+    def sums(self, facts: Facts) -> list[SumSpec]:
+        """Return the secure sums that it asks for."""
+        return []
 
 
 class HybridReply(Message):
@@ -94,6 +173,13 @@ class MomentsRequest(RowsRequest, phase="hybrid-moments"):
     # At the party that draws the block's secret: for whom to seal it. Else empty.
     peers: Index = array("peers", dtype="index")
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
+
+    def sums(self, facts: Facts) -> list[SumSpec]:
+        """Return that of the moments, whose numbers are at most one for each row."""
+        if not self.moments:
+            return []
+        name, length = f"moments/{facts.block}", moments_length(facts.features, self.sampling)
+        return [facts.over(f"block {facts.block}", name, length, sum(facts.rows))]
 
 
 class MomentsReply(HybridReply, phase="hybrid-moments"):
@@ -145,6 +231,30 @@ class DistancesRequest(KernelRequest, RowsRequest, phase="hybrid-distances"):
 
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
 
+    def sums(self, facts: Facts) -> list[SumSpec]:
+        """Return those of distances, or phases, and what is summed beside the first of them."""
+        m, far, found = self.landmarks, facts.distance, list[SumSpec]()
+        circle: dict[str, Any] = {"encoding": CIRCLE, "wider": False}
+        phases = self.basis == "fourier"  # half as many as features
+        for hospital, train, start, stop in self.parts:
+            if start == stop:  # it makes its kernel alone
+                continue
+            whole = distances_sum(hospital, start, train)
+            name = whole if whole in facts.wanted else distances_sum(hospital, start, None)
+            length = (stop - start) * (m // 2 if phases else m)
+            how = circle if phases else {"bits": facts.bits, "rings": (32, 64)}
+            ward = f"ward {hospital}"
+            found.append(facts.over(ward, name, length, far, receiver=hospital, **how))
+        if PAIRS in facts.wanted:
+            length, of_no_rows = m * (m - 1) // 2, self.sampling == "U"
+            found.append(facts.over("everybody", PAIRS, length, far, nobodys=of_no_rows))
+        if MEAN_DISTANCE in facts.wanted:
+            found.append(facts.over("everybody", MEAN_DISTANCE, 1, sum(facts.rows) * far))
+        if CLASS_COUNTS in facts.wanted:
+            classes, most = facts.labels.classes, max(facts.rows)
+            found.append(facts.over("hospitals", CLASS_COUNTS, classes, most))
+        return found
+
 
 class DistancesReply(HybridReply, phase="hybrid-distances"):
     """The distances are in the sums."""
@@ -165,6 +275,27 @@ class EquationsRequest(HybridRequest, phase="hybrid-equations"):
     # Of balanced ones: training rows of each class; empty where one hospital has all.
     class_counts: Floats = array("classes", dtype="float64")
 
+    def sums(self, facts: Facts) -> list[SumSpec]:
+        """Return that of the equations: a row's products are at most one, or its labels' bound.
+
+        Noise is added to those of Fourier features of a known width alone.
+        """
+        m, outputs, label = facts.landmarks, facts.labels.outputs, facts.labels.bound
+        most, release = max(facts.rows), None
+        if not self.gammas.size:
+            name, length, bound = EQUATIONS, equations_length(m, outputs), most * max(1.0, label)
+            if facts.budget is not None:
+                rows = [learned for learned, _ in facts.signed]
+                release = equations_release(
+                    facts.budget, features=m, outputs=outputs, bound=label, rows=rows
+                )
+        else:
+            name = equations_sum(self)
+            length = tuning_length(m, outputs, self.folds, len(self.gammas))
+            # weights of balanced rows are as many in all as there are rows
+            bound = self.class_counts.sum() if self.balanced else most * max(1.0, label**2)
+        return [facts.over("hospitals", name, length, bound, release=release)]
+
 
 class EquationsReply(PlainReply, phase="hybrid-equations"):
     """See :class:`PlainReply`."""
@@ -175,6 +306,13 @@ class ProductRequest(HybridRequest, phase="hybrid-product"):
 
     labels: bool
     directions: Floats = array("landmarks", "directions", dtype="float64")
+
+    def sums(self, facts: Facts) -> list[SumSpec]:
+        """Return that of the products: directions have length one, a kernel's row sqrt(m)."""
+        m = facts.landmarks
+        length = self.directions.size + m * facts.labels.outputs * self.labels
+        bound = max(facts.rows) * max(math.sqrt(m), facts.labels.bound)
+        return [facts.over("hospitals", PRODUCTS, length, bound)]
 
 
 class ProductReply(PlainReply, phase="hybrid-product"):
@@ -194,6 +332,19 @@ class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
     # the Cholesky factor of K^T K + lambda I.
     noise: Floats = array("noise", dtype="float64")
     factor: Floats = array("factors", "factors", dtype="float64")
+
+    def sums(self, facts: Facts) -> list[SumSpec]:
+        """Return that of the counts of held-out rows, if they are to be counted."""
+        if not self.count:
+            return []
+        yard, release = replace(facts.labels, bins=self.bins), None
+        if facts.budget is not None:
+            tests = [held_out for _, held_out in facts.signed]
+            sizes = {"classes": yard.classes, "outputs": yard.outputs}
+            release = outcomes_release(facts.budget, rows=tests, **sizes)
+        about: dict[str, Any] = {"release": release, "held_out": True}
+        bound = max(facts.tests) * yard.largest
+        return [facts.over("hospitals", OUTCOMES, yard.length, bound, **about)]
 
 
 class CoefficientsReply(PlainReply, phase="hybrid-coefficients"):
@@ -217,9 +368,6 @@ OWN: dict[str, type[KernelRequest]] = {
     EquationsRequest.phase: OwnEquationsRequest,
     ProductRequest.phase: OwnProductRequest,
 }
-
-#: Name of the sum of products: they are linear in the normal equations, and compared with these.
-PRODUCTS = "equations#products"
 
 
 def distances_sum(hospital: int, start: int, whole: int | None) -> str:

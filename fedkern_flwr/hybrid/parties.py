@@ -25,10 +25,6 @@ Positions = NDArray[np.int32]
 MissingBlocks = Literal["error", "drop-row", "neutral"]
 
 HOSPITAL, CENTRE = "hospital", "centre"
-#: Name of the sum of the mean distances of training rows to the landmarks.
-MEAN_DISTANCE = "mean distance"
-#: Sum of the hospitals' training rows of each class, where these are balanced.
-CLASS_COUNTS = "class counts"
 #: Refuses partitions that clash and pseudonyms that come twice.
 check_parties = partial(
     check_tables,
@@ -325,29 +321,23 @@ def check_alone(
                     code="FK-ALONE-REFUSED",
                 )
         return
-    if len(plan.hospitals) == 1:
-        raise OptionError(
-            "there is one hospital: what is summed over hospitals would be its own",
-            remedy="let more hospitals take part, or allow it with --allow-single",
-            code="FK-PARTIES-ALONE",
-        )
+    own, more = "what is summed over hospitals would be its own", "let more hospitals take part"
     learning = [ward.partition for ward in plan.wards.values() if ward.train]
+    found = [(f"there is one hospital: {own}", more)] if len(plan.hospitals) == 1 else []
     if len(learning) == 1:
-        raise OptionError(
-            f"partition {learning[0]} alone has training rows: what is summed over hospitals would "
-            "be its own",
-            remedy="let more hospitals take part, or allow it with --allow-single",
-            code="FK-PARTIES-ALONE",
+        found.append((f"partition {learning[0]} alone has training rows: {own}", more))
+    found += [
+        (
+            f"{ward.lonely} of {ward.total} rows of partition {partition} are known to one centre "
+            "only: the hospital would learn that centre's distances",
+            "let more centres take part, drop rows with missing blocks",
         )
-    for partition, ward in plan.wards.items():
-        if ward.lonely:
-            raise OptionError(
-                f"{ward.lonely} of {ward.total} rows of partition {partition} are known to one "
-                "centre only: the hospital would learn that centre's distances",
-                remedy="let more centres take part, drop rows with missing blocks, or allow it "
-                "with --allow-single",
-                code="FK-PARTIES-ALONE",
-            )
+        for partition, ward in plan.wards.items()
+        if ward.lonely
+    ]
+    for problem, remedy in found:
+        remedy += ", or allow it with --allow-single"
+        raise OptionError(problem, remedy=remedy, code="FK-PARTIES-ALONE")
 
 
 def _admit(

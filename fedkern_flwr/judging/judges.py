@@ -21,12 +21,19 @@ FIND_RARE = "if they are rare, --class-weight balanced (class_weight) finds more
 class Judges(Method):
     """A method whose parties count how good its model is on rows that they hold out.
 
+    Rows of rare classes may weigh more.
+
     Attributes
     ----------
     judged_ : Judged or None
         What they counted.
     """
 
+    class_weight: Literal["balanced"] | None = option(
+        None,
+        "Balanced: rows of rare classes weigh more, n / (K n_c) for K classes of n_c rows, as "
+        "scikit-learn's: more of them are found, with more false alarms.",
+    )
     level: float = option(
         0.9,
         "Probability with which a predicted interval holds the label, or a set the class.",
@@ -41,8 +48,7 @@ class Judges(Method):
 
     def judge_by(self, yard: Yardstick, total: NDArray[np.float64]) -> dict[str, float]:
         """Return the metrics of held-out rows from a sum of counts; remember it."""
-        weighted = getattr(self, "class_weight", None) is not None
-        self.judged_ = Judged(yard, total, self.level, weighted)
+        self.judged_ = Judged(yard, total, self.level, self.class_weight is not None)
         return self.judged_.metrics()
 
     def start(self, *arguments: Any, **named: Any) -> Result:
@@ -65,7 +71,7 @@ class Judges(Method):
     @property
     def advice_of_classes(self) -> str:
         """What to do where rare classes are never found."""
-        if getattr(self, "class_weight", "balanced") is None and self.may_weigh:
+        if self.class_weight is None and self.may_weigh:
             return FIND_RARE
         return "they need more rows"
 
@@ -73,28 +79,6 @@ class Judges(Method):
     def may_weigh(self) -> bool:
         """Whether the other options of a method with ``class_weight`` allow it."""
         return True
-
-    def calibration_numbers(self) -> list[float]:
-        """Return what turns outputs into probabilities and intervals, for the model."""
-        found = self.judged_.calibration if self.judged_ is not None else None
-        return found.numbers() if found is not None else []
-
-    def result(self) -> dict[str, Any]:
-        """Return the result of the last run, with what was counted on held-out rows."""
-        found, judged = super().result(), self.judged_
-        if judged is None:
-            return found
-        return {**found, "held_out": judged.details(), **judged.warnings()}
-
-
-class Weighted(Judges):
-    """A method that judges its models, and may have the rows of rare classes weigh more."""
-
-    class_weight: Literal["balanced"] | None = option(
-        None,
-        "Balanced: rows of rare classes weigh more, n / (K n_c) for K classes of n_c rows, as "
-        "scikit-learn's: more of them are found, with more false alarms.",
-    )
 
     def check_weighted(self, classes: int) -> None:
         """Refuse weights where there are no classes.
@@ -109,3 +93,15 @@ class Weighted(Judges):
                 remedy="leave it out for numbers",
                 code="FK-WEIGHTS-NUMBERS",
             )
+
+    def calibration_numbers(self) -> list[float]:
+        """Return what turns outputs into probabilities and intervals, for the model."""
+        found = self.judged_.calibration if self.judged_ is not None else None
+        return found.numbers() if found is not None else []
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of the last run, with what was counted on held-out rows."""
+        found, judged = super().result(), self.judged_
+        if judged is None:
+            return found
+        return {**found, "held_out": judged.details(), **judged.warnings()}

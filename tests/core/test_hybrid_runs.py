@@ -22,13 +22,11 @@ from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.fed_cg_kernel import HospitalKernel, KernelRows, RunState
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.hybrid import fourier
-from fedkern_flwr.hybrid.fourier import equations_release
-from fedkern_flwr.judging.figures import Yardstick
 from fedkern_flwr.kernels.product import kernel_from_distances, partial_distances
 from fedkern_flwr.node.state import SessionState
-from fedkern_flwr.privacy import Budget, NoisySum
 from fedkern_flwr.simulations import Fault, Transcript
 from fedkern_flwr.strategies import FedCG, fed_cg_system
+from fedkern_flwr.strategies.fed_cg_system import HybridSystem
 
 EXACT = 1e-8
 
@@ -329,16 +327,16 @@ def test_held_out_rows_are_counted_with_noise(serve: Serve) -> None:
     assert made.regularization_ == pytest.approx(0.5 * equations["deviation"] * math.sqrt(M))
 
 
-def less(budget: Budget, **known: Any) -> Any:
+def less(self: HybridSystem, *about: Any) -> Any:
     """A server that orders less noise: nodes derive it from the budget of the run."""
-    found = equations_release(budget, **known)
-    variance = max(1 << 16, int(found.noise.variance * 0.99))
-    return replace(found, noise=NoisySum(variance, found.noise.fraction))
+    found = facts(self, *about)
+    assert found.budget is not None
+    return replace(found, budget=replace(found.budget, epsilon=1.01 * found.budget.epsilon))
 
 
-def asking(classes: int, outputs: int, bound: Any, bins: int) -> Yardstick:
+def asking(self: HybridSystem, coefficients: Array, yard: Any) -> Any:
     """A server that asks for histograms, which have no noise."""
-    return Yardstick(classes, outputs, bound, 8)
+    return give(self, coefficients, replace(yard, bins=8))
 
 
 def forged(self: FedCG) -> Any:
@@ -347,10 +345,10 @@ def forged(self: FedCG) -> Any:
     return found
 
 
-system = FedCG._system
+system, facts, give = FedCG._system, HybridSystem.facts, HybridSystem.give
 LIES: list[tuple[Any, str, Any, str]] = [
-    (fed_cg_system, "equations_release", less, "FK-ORDER-NOISE"),
-    (fed_cg_system, "Yardstick", asking, "FK-BUDGET-FIGURES"),
+    (HybridSystem, "facts", less, "FK-ORDER-NOISE"),
+    (HybridSystem, "give", asking, "FK-BUDGET-FIGURES"),
     (FedCG, "_system", forged, "FK-BUDGET-OPTION"),
 ]
 

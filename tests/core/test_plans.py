@@ -20,7 +20,7 @@ from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.hybrid import parties as hybrid
 from fedkern_flwr.hybrid.messages import HybridDescribeReply
 from fedkern_flwr.planning import Allowance, allowance
-from fedkern_flwr.strategies.fed_cg_options import auto_landmarks
+from fedkern_flwr.strategies.fed_cg_plan import auto_landmarks
 from fedkern_flwr.vertical.messages import VerticalDescribeReply
 from fedkern_flwr.vertical.parties import check_alone as check_vertical_alone
 from fedkern_flwr.vertical.parties import check_parties as check_vertical
