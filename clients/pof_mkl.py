@@ -201,25 +201,22 @@ class OnlineKernelClient(Client):
     @answers(wire.SharedRequest)
     def train_shared(self, request: wire.SharedRequest) -> wire.SharedReply:
         """Predict with the server's weights, send the gradients of all kernels."""
-        account, seen = self.kept.of(len(request.theta)), self._predict(request)
-        sums = seen.losses.sum(axis=0)
-        everything = np.arange(len(request.theta))
-        gradient = chosen_gradients(seen, request, everything, np.ones(len(everything)))
-        book(account, seen, account.losses + sums, request.weights)
-        losses = sums if request.send_losses else sums[:0]
-        return wire.SharedReply(gradient=gradient, losses=losses, **account.report())
+        return wire.SharedReply(**self._follow(request, request.weights))
 
     @answers(wire.DrawnRequest)
     def train_drawn(self, request: wire.DrawnRequest) -> wire.DrawnReply:
         """Predict with the kernel drawn by the server, send its gradient and all losses."""
-        account, seen = self.kept.of(len(request.theta)), self._predict(request)
-        sums = seen.losses.sum(axis=0)
-        drawn, probability = np.array([request.kernel]), np.array([request.probability])
-        gradient = chosen_gradients(seen, request, drawn, probability)
         weights = np.zeros(len(request.theta))
         weights[request.kernel] = 1.0
+        return wire.DrawnReply(**self._follow(request, weights))
+
+    def _follow(self, request: wire.KernelRequest, weights: Floats) -> dict[str, Any]:
+        """Predict with weights of the server; return what a reply has of gradients and losses."""
+        account, seen = self.kept.of(len(request.theta)), self._predict(request)
+        sums, chosen = seen.losses.sum(axis=0), request.kernels_summed()
+        gradient = chosen_gradients(seen, request, chosen, np.full(len(chosen), request.chance()))
         book(account, seen, account.losses + sums, weights)
-        return wire.DrawnReply(gradient=gradient, losses=sums, **account.report())
+        return {"gradient": gradient, "losses": sums[: request.losses()], **account.report()}
 
     @answers(wire.RidgeRequest)
     def train_ridges(self, request: wire.RidgeRequest) -> wire.RidgeReply:
@@ -233,8 +230,8 @@ class OnlineKernelClient(Client):
     def evaluate_ridges(self, request: wire.RidgeEvaluateRequest) -> wire.RidgeEvaluateReply:
         """Predict the held-out rows with the mixture of learners as it is now."""
         tests = self.x_test[: len(self.y_test)]
-        error = self._error(pof_rls.predict_rows(request, self.kept, tests))
-        return wire.RidgeEvaluateReply(samples=len(tests), squared_error=error)
+        outputs = pof_rls.predict_rows(request, self.kept, tests)
+        return wire.RidgeEvaluateReply(**self._judged(outputs))
 
     @answers(wire.LocalRequest)
     def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:
@@ -251,7 +248,7 @@ class OnlineKernelClient(Client):
         )
         many = len(self.y_test)
         outputs = predict_rows(request, theta, weights_now(request, account), self.x_test[:many])
-        judged = np.array([many, self._error(outputs)])
+        judged = np.array([*self._judged(outputs).values()], np.float64)
         tests, error = self.figures("held-out rows", np.arange(many), judged, alone=True)
         return wire.LocalReply(
             test_samples=int(tests),
@@ -280,8 +277,8 @@ class OnlineKernelClient(Client):
         if not weights.size:
             weights = weights_now(request, self.kept.of(len(request.theta)))
         tests = self.x_test[: len(self.y_test)]
-        error = self._error(predict_rows(request, request.theta, weights, tests))
-        return wire.EvaluateReply(samples=len(tests), squared_error=error)
+        outputs = predict_rows(request, request.theta, weights, tests)
+        return wire.EvaluateReply(**self._judged(outputs))
 
     @answers(wire.PredictRequest)
     def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
@@ -307,8 +304,8 @@ class OnlineKernelClient(Client):
         """Predict the held-out rows with the network adapted to the last samples."""
         widths = _widths(request)
         inputs = network.project(self.x_test[: len(self.y_test)], widths[0], request.seed)
-        error = self._error(network.predict(self._adapt(request, widths), widths, inputs))
-        return wire.NetworkEvaluateReply(samples=len(self.y_test), squared_error=error)
+        outputs = network.predict(self._adapt(request, widths), widths, inputs)
+        return wire.NetworkEvaluateReply(**self._judged(outputs))
 
     # -- sums
 
@@ -320,7 +317,7 @@ class OnlineKernelClient(Client):
             self._check_sums(request, sums)
         summed = sums is not None and request.sum_name == wire.UPDATE_SUM
         if summed and self.budget is not None:
-            reply = self._add_noisy(request, method)
+            reply: Any = self._add_noisy(request, method)
         else:
             if summed:
                 self._count_rows(request)
@@ -454,9 +451,10 @@ class OnlineKernelClient(Client):
 
     # -- pieces
 
-    def _error(self, outputs: Floats) -> float:
-        """Return the squared error summed over the held-out rows."""
-        return float(((outputs - self.y_test) ** 2).sum())
+    def _judged(self, outputs: Floats) -> dict[str, Any]:
+        """Return how many rows are held out, and the squared error summed over them."""
+        error = float(((outputs - self.y_test) ** 2).sum())
+        return {"samples": len(self.y_test), "squared_error": error}
 
     def _rows(self, step: int, samples: int) -> tuple[NDArray[Any], NDArray[Any]]:
         if step < 0 or samples < 1 or step + samples > len(self.x):

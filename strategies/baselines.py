@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from fedkern_flwr.online.network import initial_parameters, plan_layers
 from fedkern_flwr.seeding import uniform
 
 from .online import Floats, OnlineStrategy
-from .pof_mkl import KernelLearning, KernelOptions
+from .pof_mkl import KernelLearning, KernelOptions, LossAggregation
 
 # -- OFMKL-Avg and OFSKL: online gradient descent without weights over kernels
 
@@ -32,7 +32,6 @@ class OFMKLAvg(KernelLearning, OnlineStrategy, PrivateMethod):
 
     method = "ofmkl-avg"
     title = "OFMKL-Avg"
-    reply_class = wire.SharedReply
     weighs = "alike"
 
     features: int = option(
@@ -40,14 +39,6 @@ class OFMKLAvg(KernelLearning, OnlineStrategy, PrivateMethod):
         "D, random frequencies per kernel; 2 N D stays below the paper's cap of 1000 numbers.",
         least=1,
     )
-
-    def sent(self) -> list[NDArray[Any]]:
-        """Return theta and the weights of the prediction."""
-        return [*super().sent(), self.evaluation_weights()]
-
-    def request(self, stream: dict[str, Any]) -> wire.SharedRequest:
-        """Ask for the gradients of all kernels."""
-        return _shared(stream, self)
 
 
 class OFSKL(KernelLearning, OnlineStrategy, PrivateMethod):
@@ -61,7 +52,6 @@ class OFSKL(KernelLearning, OnlineStrategy, PrivateMethod):
     method = "ofskl"
     title = "OFSKL"
     fixed = OnlineStrategy.fixed | {"kernels", "bandwidths"}
-    reply_class = wire.SharedReply
     weighs = "alike"
 
     bandwidth: float = option(10.0, "The kernel's bandwidth.", above=0.0, of_model=False)
@@ -71,18 +61,8 @@ class OFSKL(KernelLearning, OnlineStrategy, PrivateMethod):
         super().__init__(kernels=1, bandwidths=None, **common)
         self.bandwidths = np.array([self.bandwidth])
 
-    def sent(self) -> list[NDArray[Any]]:
-        """Return theta and the weight of the prediction."""
-        return [*super().sent(), self.evaluation_weights()]
-
-    def request(self, stream: dict[str, Any]) -> wire.SharedRequest:
-        """Ask for the gradient of the kernel."""
-        return _shared(stream, self)
-
 
 # -- vM-KOFL and eM-KOFL: one vector of weights over the kernels for all clients
-
-LossAggregation = Literal["mean", "sum"]
 
 _UNIFORM_SHARE = 0.1  # eM-KOFL draws kernels from the weights mixed with 10 % uniform
 _LOSSES = ("the loss of every kernel at each client",)
@@ -99,7 +79,6 @@ class VMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
 
     method = "vm-kofl"
     title = "vM-KOFL"
-    reply_class = wire.SharedReply
     weighs = "losses"
     in_sums = "gradients, losses and statistics"
     server_sees = _LOSSES
@@ -111,23 +90,6 @@ class VMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
     )
     loss_aggregation: LossAggregation = option(
         "mean", "The clients' losses enter the weights as their mean or their sum."
-    )
-
-    def sent(self) -> list[NDArray[Any]]:
-        """Return theta and the weights of the prediction."""
-        return [*super().sent(), self.evaluation_weights()]
-
-    def request(self, stream: dict[str, Any]) -> wire.SharedRequest:
-        """Ask for the gradients and the losses of all kernels."""
-        return _shared(stream, self)
-
-
-def _shared(stream: dict[str, Any], strategy: KernelLearning) -> wire.SharedRequest:
-    return wire.SharedRequest(
-        **stream,
-        **strategy.kernel_fields(),
-        weights=strategy.evaluation_weights(),
-        send_losses=strategy.weighs == "losses",
     )
 
 
@@ -305,7 +267,7 @@ class PerFedAvg(OnlineStrategy):
 
     def evaluation(self, **stream: Any) -> wire.NetworkEvaluateRequest:
         """Ask for the error of predictions after an adaptation to the last samples."""
-        about = {"step": self.num_rounds, "samples": self.batch_size()}
+        about: dict[str, Any] = {"step": self.num_rounds, "samples": self.batch_size()}
         return wire.NetworkEvaluateRequest(**stream, **about, **self._fields())
 
     def _fields(self) -> dict[str, Any]:

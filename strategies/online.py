@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -78,6 +78,11 @@ class OnlineStrategy(Method):
         The learned parameters.
     request_ : StreamRequest
         Of the message at hand.
+
+    Notes
+    -----
+    What a method makes of Flower's ``configure_train`` is :meth:`message`, of ``aggregate_train``
+    :meth:`step`, of ``configure_evaluate`` :meth:`evaluation`.
     """
 
     step_size: StepSize = option(
@@ -449,6 +454,7 @@ class OnlineStrategy(Method):
         if self.initial_:
             self.load_server_state(self._state_from(self.initial_[0]))
         first = self._take_up() if self.saved_meta_ else 1
+        # an ``evaluate_fn`` judges the beginning, too
         yield Round(first - 1, arrays=self.sent())
         with part("train"):
             yield from self._follow_streams(first)
@@ -478,6 +484,7 @@ class OnlineStrategy(Method):
             save = Save(self.server_state(), self._memory())
             found = self._metrics(number, survivors)
             before = self.history_[-1]["mse"] if self.history_ else None
+            # kept and told of first: who looks at a run that has diverged finds its last round
             yield Round(number, found, self.sent(), save)
             before = 0.0 if number >= self.planned else before
             self._check_error(found["round"], found["mse"], before)
@@ -535,7 +542,7 @@ class OnlineStrategy(Method):
 
     def _learn(self, answers: Answers) -> int:
         """Move the model by what came; return how many it is from."""
-        # with a budget what a simulation reports; nodes tell nothing
+        # in a secure run replies tell nothing, but with a budget those of a simulation
         self._reports |= {
             p: one for p, one in answers.replies.items() if getattr(one, "total_samples", 0)
         }
@@ -697,11 +704,7 @@ class OnlineStrategy(Method):
 
     def _metrics(self, number: int, survivors: int) -> dict[str, Any]:
         """Return the metrics of a round."""
-        clients, sums = len(self._reports), self._statistics
-        if self._in_sums:
-            clients = self.sums.contributors
-        elif clients:
-            sums = np.sum([report.statistics() for report in self._reports.values()], axis=0)
+        clients, sums = self._known()
         samples, errors, regrets = sums[:3].tolist()
         return {
             "round": self.stop(number),
@@ -728,10 +731,7 @@ class OnlineStrategy(Method):
         return f"{steps}check the label and the columns, or use more rows"
 
     def final_metrics(self) -> dict[str, Any]:
-        """Return the metrics of the finished run: means and spreads over the clients.
-
-        From their last reports; in a secure run from sums, and no client's are known.
-        """
+        """Return the metrics of the finished run: means and spreads over the clients."""
         mse = self.history_[-1]["mse"] if self.history_ else None
         small = mse is None or mse <= wire.LARGEST_VARIANCE
         text = "the error is larger than that of the mean of labels in [0, 1] can be"
@@ -739,27 +739,30 @@ class OnlineStrategy(Method):
         if found := rises(self.history_):
             at = ", ".join(map(str, found))
             logger.warning("the data drifts: the error rises after %s samples of a client", at)
-        spread = regret = regret_spread = largest = None
-        if self._in_sums:
-            clients = self.sums.contributors
-            if not clients:
-                return {"mse": mse, **ended}
-            _, _, regret, regret_square, mean, mean_square = (self._statistics / clients).tolist()
-            spread = math.sqrt(max(0.0, mean_square - mean * mean))
-            regret_square *= wire.REGRET_SCALE
-            regret_spread = math.sqrt(max(0.0, regret_square - regret * regret))
-        elif self._reports:
-            reports = [self._reports[partition] for partition in sorted(self._reports)]
-            spread = np.std([r.total_squared_error / max(1, r.total_samples) for r in reports])
+        clients, sums = self._known()
+        figures = dict.fromkeys(("mse_client_std", "regret_mean", "regret_std", "largest_loss"))
+        if clients:
+            _, _, regret, regret_square, mean, mean_square = (sums / clients).tolist()
+            figures["mse_client_std"] = math.sqrt(max(0.0, mean_square - mean * mean))
             if self._has_regret:
-                regrets = [r.regret for r in reports]
-                regret, regret_spread = np.mean(regrets), np.std(regrets)
-                largest = max(r.largest_loss for r in reports)
-        if not self._has_regret:
-            regret = regret_spread = None
-        means = {"mse_client_std": spread, "regret_mean": regret, "regret_std": regret_spread}
-        told = {name: None if value is None else float(value) for name, value in means.items()}
-        return {"mse": mse, **told, "largest_loss": largest, **ended}
+                spread = max(0.0, wire.REGRET_SCALE * regret_square - regret * regret)
+                figures |= {"regret_mean": regret, "regret_std": math.sqrt(spread)}
+                if self._reports:
+                    largest = max(report.largest_loss for report in self._reports.values())
+                    figures["largest_loss"] = largest
+        return {"mse": mse, **figures, **ended}
+
+    def _known(self) -> tuple[int, Floats]:
+        """Return of how many clients statistics are known, and their sum.
+
+        In a secure run they are summed there, and no client's are known; with a budget of privacy
+        a simulation reports them.
+        """
+        if self._in_sums:
+            assert self.sums is not None
+            return self.sums.contributors, self._statistics
+        found = [self._reports[partition].statistics() for partition in sorted(self._reports)]
+        return len(found), np.sum(found, axis=0) if found else self._statistics
 
     def result(self) -> dict[str, Any]:
         """Return the result of the last run, with where the data drifted."""
@@ -872,9 +875,6 @@ class OnlineStrategy(Method):
 # -- what methods whose nodes predict rows have besides
 
 
-Kind = TypeVar("Kind", bound=OnlineStrategy)
-
-
 def predict_at_nodes(
     strategy: OnlineStrategy,
     grid: Grid,
@@ -924,13 +924,13 @@ def predict_at_nodes(
     strategy.conduct(grid, strategy._predict, timeout=timeout)
 
 
-def of_model(cls: type[Kind], meta: Mapping[str, Any], **more: Any) -> Kind:
-    """Return a strategy with the options of a model that was saved.
+def options_of(kind: type[OnlineStrategy], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with which a model was made that was saved.
 
     Raises
     ------
     CheckpointError
         It is not a model of this method.
     """
-    check_model(cls.method, {}, meta, {}, (*cls.of_models, *cls.model_facts))
-    return cls(**{name: meta[name] for name in cls.of_models if name != "centre"}, **more)
+    check_model(kind.method, {}, meta, {}, (*kind.of_models, *kind.model_facts))
+    return {name: meta[name] for name in kind.of_models if name != "centre"}

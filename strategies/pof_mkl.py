@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,9 @@ class KernelOptions:
         }
 
 
+LossAggregation = Literal["mean", "sum"]
+
+
 class KernelLearning(KernelOptions):
     """Options and state of the methods whose clients learn the parameters of kernels together.
 
@@ -109,10 +112,11 @@ class KernelLearning(KernelOptions):
     """
 
     left_whole = True
+    reply_class: ClassVar[type[wire.StreamReport]] = wire.SharedReply
     #: Who weighs the kernels: each client for itself, or the server, all alike or by the losses of
     #: all clients.
     weighs: ClassVar[Literal["clients", "alike", "losses"]] = "clients"
-    loss_aggregation: Literal["mean", "sum"]  # an option where losses are summed
+    loss_aggregation: LossAggregation  # an option where losses are summed
     method: ClassVar[str]
     budget: Budget | None
     theta_: Floats
@@ -194,22 +198,33 @@ class KernelLearning(KernelOptions):
         self._more = {"losses": after, "gap": np.array([gap])}
 
     def sent(self) -> list[NDArray[Any]]:
-        """Return theta, in the precision in which clients get it."""
-        return [self.theta_.astype(self.precision)]
+        """Return theta in the precision in which clients get it, and the weights if they do."""
+        weights = [self.evaluation_weights()] if self.reply_class is wire.SharedReply else []
+        return [self.theta_.astype(self.precision), *weights]
+
+    def request(self, stream: dict[str, Any]) -> wire.StreamRequest:
+        """Ask for the gradients of all kernels, predicted with the server's weights."""
+        return wire.SharedRequest(
+            **stream,
+            **self.kernel_fields(),
+            weights=self.evaluation_weights(),
+            send_losses=self.weighs == "losses",
+        )
 
     # -- what is summed in a round
 
     def least_numbers(self, request: wire.KernelRequest) -> int:
         """Return the numbers of one frequency of each kernel, if they are chosen; else of all."""
-        most, given = request.many() * self.features, self.frequencies_per_round
-        few = most if isinstance(given, str) else given
-        if self._adapts(request):
-            few = request.many()
+        kernels, few = len(request.kernels_summed()), self.frequencies_per_round
+        most = kernels * self.features
+        if isinstance(few, str):
+            few = kernels if self._adapts(request) else most
         return 2 * min(few, most) + request.losses()
 
     def fit_release(self, unknowns: float, request: wire.KernelRequest) -> None:
         """Choose how many frequencies' gradients are summed."""
-        given, most = self.frequencies_per_round, request.many() * self.features
+        given = self.frequencies_per_round
+        most = len(request.kernels_summed()) * self.features
         wanted = most if isinstance(given, str) or request.chosen_alone else given
         if self._adapts(request) and unknowns < 2 * most + request.losses():
             wanted = int(unknowns - request.losses()) // 2
@@ -448,7 +463,11 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
     # -- predictions with a model that was saved
 
     predict_at_nodes = online.predict_at_nodes
-    of_model = classmethod(online.of_model)
+
+    @classmethod
+    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
+        """Return a strategy with the options of a model that was saved."""
+        return cls(**online.options_of(cls, meta), **more)
 
     def model_shapes(
         self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]

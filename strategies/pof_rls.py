@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -340,7 +340,11 @@ class POFRLS(OnlineStrategy, PrivateMethod):
     # -- predictions with a model that was saved
 
     predict_at_nodes = online.predict_at_nodes
-    of_model = classmethod(online.of_model)
+
+    @classmethod
+    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
+        """Return a strategy with the options of a model that was saved."""
+        return cls(**online.options_of(cls, meta), **more)
 
     def model_shapes(
         self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]

@@ -81,7 +81,8 @@ class StreamRequest(Message):
     most: int = 0
     messages: int = 0
 
-    # -- what it sums
+    # -- what it sums. The server orders it and a node compares: so it follows from the request and
+    # from facts that both know. ``sums`` is what POF-RLS calls a field on the wire
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
         """Return the secure sums that it asks for."""
@@ -117,7 +118,7 @@ class StreamRequest(Message):
         return []
 
     def release(self, facts: Facts, budget: Budget) -> Release | None:
-        """Return the noise of the sum; None where the method adds none."""
+        """Return the noise of the sum; None where the method adds none, which nodes refuse."""
         return None
 
     def noise_problem(self) -> str:
@@ -132,10 +133,6 @@ class StreamRequest(Message):
     def losses(self) -> int:
         """Return how many losses are summed beside what the method learns from."""
         return 0
-
-    def spread(self, total: Floats) -> Floats:
-        """Return the gradient of all parameters from what was summed, without losses."""
-        return total
 
     def reply_sizes(self, columns: int) -> dict[str, int]:
         """Return the sizes of dimensions that a reply must have."""
@@ -189,13 +186,9 @@ class KernelRequest(DictionaryRequest):
         """Return the kernels whose gradients are summed; all where clients choose their own."""
         return np.arange(len(self.theta), dtype=np.int32)
 
-    def many(self) -> int:
-        """Return how many kernels :meth:`kernels_summed` returns."""
-        return len(self.theta)
-
     def chance(self) -> float:
         """Return the probability with which a kernel was chosen that all clients sum."""
-        return 1.0
+        return len(self.kernels_summed()) / len(self.theta)
 
     def numbers(self, columns: int) -> int:
         """Return the numbers of gradients, sine and cosine of each frequency, and of losses."""
@@ -203,7 +196,7 @@ class KernelRequest(DictionaryRequest):
 
     def frequencies(self) -> int:
         """Return of how many frequencies, of all kernels together, gradients are summed."""
-        return self.released or self.many() * self.features
+        return self.released or len(self.kernels_summed()) * self.features
 
     def pick(self, gradient: NDArray[Any]) -> NDArray[Any]:
         """Return what is summed of a gradient of kernels, (M, 2D): all, or (count, 2) of it."""
@@ -245,7 +238,8 @@ class KernelRequest(DictionaryRequest):
 
     def reply_sizes(self, columns: int) -> dict[str, int]:
         """Return the shape of the gradients, and the number of losses."""
-        chosen, width = (self.released, 2) if self.released else (self.many(), 2 * self.features)
+        width = 2 if self.released else 2 * self.features
+        chosen = 2 * self.frequencies() // width
         return {"reported": self.losses(), "chosen": chosen, "width": width}
 
 
@@ -331,18 +325,10 @@ class PersonalRequest(KernelRequest, phase="online-personal"):
 
     def kernels_summed(self) -> Chosen:
         """Return the kernels of the round, all where clients choose their own."""
-        if self.many() == len(self.theta):
+        kernels = len(self.theta)
+        if self.selection != "shared" or self.kernels_per_round >= kernels:
             return super().kernels_summed()
-        return shared_subset(len(self.theta), self.many(), self.seed, self.round)
-
-    def many(self) -> int:
-        """Return how many kernels :meth:`kernels_summed` returns."""
-        shared = self.selection == "shared"
-        return min(self.kernels_per_round, len(self.theta)) if shared else len(self.theta)
-
-    def chance(self) -> float:
-        """Return the probability with which a kernel was chosen that all clients sum."""
-        return self.many() / len(self.theta)
+        return shared_subset(kernels, self.kernels_per_round, self.seed, self.round)
 
     @property
     def chosen_alone(self) -> bool:
@@ -405,10 +391,6 @@ class DrawnRequest(KernelRequest, phase="online-drawn"):
     def kernels_summed(self) -> Chosen:
         """Return the kernel that the server drew."""
         return np.array([self.kernel], np.int32)
-
-    def many(self) -> int:
-        """Return 1."""
-        return 1
 
     def losses(self) -> int:
         """Return how many losses are summed beside the gradients."""
