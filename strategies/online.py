@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -78,11 +79,6 @@ class OnlineStrategy(Method):
         The learned parameters.
     request_ : StreamRequest
         Of the message at hand.
-
-    Notes
-    -----
-    What a method makes of Flower's ``configure_train`` is :meth:`message`, of ``aggregate_train``
-    :meth:`step`, of ``configure_evaluate`` :meth:`evaluation`.
     """
 
     step_size: StepSize = option(
@@ -328,10 +324,7 @@ class OnlineStrategy(Method):
 
     @property
     def fewest(self) -> int:
-        """The samples of which default windows are multiples: nodes sum no fewer of their rows.
-
-        So no two runs ask for sets of samples that differ by fewer.
-        """
+        """The samples of which default windows are multiples, so that no two differ by fewer."""
         return NodePolicy().min_own_rows if self.share < 1.0 else 1
 
     def hidden_rows(self) -> int:
@@ -405,7 +398,7 @@ class OnlineStrategy(Method):
             _TABLES,
             "the sum of the clients' squared errors on held-out rows, if there are any",
         ]
-        more: dict[str, Any] = {}
+        own, more = f"own {self.sent_sums} and errors", dict[str, Any]()
         if self.budget is not None:
             with_noise = f"sums over the clients of a round, with noise: {self.sent_sums}"
             seen = [f"{with_noise}; see budget", _CONTRIBUTED, _TABLES]
@@ -424,12 +417,7 @@ class OnlineStrategy(Method):
             "sums": list(self._released),
             "server_sees": seen,
             "clients_see": [self.to_clients, _CONTRIBUTED],
-            "never_leaves_the_client": [
-                "rows",
-                "labels",
-                f"own {self.sent_sums} and errors",
-                *self.kept,
-            ],
+            "never_leaves_the_client": ["rows", "labels", own, *self.kept],
             **more,
         }
 
@@ -497,8 +485,11 @@ class OnlineStrategy(Method):
         """Return the request of a message."""
         step = self.stop(number - 1)
         every = number if number >= self.planned else self.checkpoint_every
-        stream = {"step": step, "samples": self.stop(number) - step}
-        return self.request({**stream, **self._about(number, every), **self._noised()})
+        stream = {"step": step, "samples": self.stop(number) - step, **self._about(number, every)}
+        if self.budget is not None:  # then nodes must know how often rows pay, and how many rows
+            stops = [self.stop(number) for number in range(self.planned + 1)]
+            stream |= {"messages": self.planned, "most": int(np.diff(stops).max())}
+        return self.request(stream)
 
     def _about(self, number: int, every: int) -> dict[str, Any]:
         """Return which exchange it is, and in how many rounds clients save their states."""
@@ -508,13 +499,6 @@ class OnlineStrategy(Method):
             "checkpoint_every": every if self.checkpoint else 0,
             "whole": whole,
         }
-
-    def _noised(self) -> dict[str, int]:
-        """Return how many messages a run with a budget has, and the samples of the largest."""
-        if self.budget is None:
-            return {}
-        stops = [self.stop(number) for number in range(self.planned + 1)]
-        return {"messages": self.planned, "most": int(np.diff(stops).max())}
 
     def ask(self, request: wire.StreamRequest, reply: type[PhaseMessage], **more: Any) -> Ask:
         """Return the step of a request; in a secure run what is told is in the sum it declares."""
@@ -651,10 +635,7 @@ class OnlineStrategy(Method):
 
     @property
     def late_(self) -> dict[int, bool]:
-        """Partition -> whether its stream has ended, of who had too few rows for the last message.
-
-        These clients have said so in place of an answer.
-        """
+        """Partition -> whether its stream has ended, of who said so in place of an answer."""
         failures = self.nodes.failures.get(self.reply_class.phase, {})
         return {
             self.parties_[node].partition: one.detail.endswith(_ENDED)
@@ -823,60 +804,12 @@ class OnlineStrategy(Method):
             )
         return {**state, first: given.reshape(expected.shape)}
 
-    # -- predictions of held-out rows with a model that was saved, and what nodes kept of its run
 
-    def model_shapes(
-        self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
-    ) -> dict[str, tuple[int, ...]]:
-        """Return the shapes that the arrays of a model must have."""
-        raise NotImplementedError
-
-    def load_model_arrays(
-        self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
-    ) -> None:
-        """Set what predictions are made with."""
-
-    def prediction(self, model: str) -> wire.StreamRequest:
-        """Return the request for predictions with the model of a session."""
-        raise NotImplementedError
-
-    def _predict(self, parties: Sequence[DescribeReply]) -> Rounds:
-        assert self._model is not None
-        meta = self._model[1]
-        if (parties[0].columns, parties[0].features) != (meta["columns"], meta["dimension"]):
-            raise TableError(
-                "the clients have other columns than the model was learned from",
-                remedy="bring the same columns in the same order",
-                code="FK-COLUMNS-DIFFER",
-            )
-        request = self.prediction(str(meta["session"]))
-        answers = yield Ask(request, reply=self.predict_reply, until="once", least=0)
-        if answers.failures:
-            partition, failure = min(answers.failures.items())
-            all_failed = len(answers.failures)
-            first = f"{all_failed} clients did not predict, first " if all_failed > 1 else ""
-            if failure.told:
-                raise ProtocolError(f"{first}{failure.told}", code="")  # that of the node
-            raise CohortError(
-                f"{first}partition {partition} did not predict: {failure}",
-                remedy="mend it and predict again",
-                code="FK-PARTIES-LOST",
-            )
-        samples = sum(reply.samples for reply in answers.replies.values())
-        if not samples:
-            raise TableError(
-                "no client holds rows to predict",
-                remedy="name test-data in the --node-config of those that shall predict",
-                code="FK-TEST-NONE",
-            )
-        return {"predicted_rows": samples}
-
-
-# -- what methods whose nodes predict rows have besides
+# -- predictions of held-out rows with a model that was saved, and what nodes kept of its run
 
 
 def predict_at_nodes(
-    strategy: OnlineStrategy,
+    strategy: Any,
     grid: Grid,
     arrays: Mapping[str, NDArray[Any]],
     meta: Mapping[str, Any],
@@ -890,7 +823,7 @@ def predict_at_nodes(
 
     Parameters
     ----------
-    strategy : OnlineStrategy
+    strategy : POFMKL or POFRLS
         With the options of the model.
     grid : Grid
         Flower's grid, of any engine.
@@ -921,7 +854,37 @@ def predict_at_nodes(
     strategy._model = dict(arrays), dict(meta)
     strategy.num_rounds, strategy.run_seed = int(meta["samples"]), int(meta["seed"])
     strategy.load_model_arrays(arrays, meta)
-    strategy.conduct(grid, strategy._predict, timeout=timeout)
+    strategy.conduct(grid, partial(_predict, strategy, meta), timeout=timeout)
+
+
+def _predict(strategy: Any, meta: Mapping[str, Any], parties: Sequence[DescribeReply]) -> Rounds:
+    if (parties[0].columns, parties[0].features) != (meta["columns"], meta["dimension"]):
+        raise TableError(
+            "the clients have other columns than the model was learned from",
+            remedy="bring the same columns in the same order",
+            code="FK-COLUMNS-DIFFER",
+        )
+    request = strategy.prediction(str(meta["session"]))
+    answers = yield Ask(request, reply=strategy.predict_reply, until="once", least=0)
+    if answers.failures:
+        partition, failure = min(answers.failures.items())
+        all_failed = len(answers.failures)
+        first = f"{all_failed} clients did not predict, first " if all_failed > 1 else ""
+        if failure.told:
+            raise ProtocolError(f"{first}{failure.told}", code="")  # that of the node
+        raise CohortError(
+            f"{first}partition {partition} did not predict: {failure}",
+            remedy="mend it and predict again",
+            code="FK-PARTIES-LOST",
+        )
+    samples = sum(reply.samples for reply in answers.replies.values())
+    if not samples:
+        raise TableError(
+            "no client holds rows to predict",
+            remedy="name test-data in the --node-config of those that shall predict",
+            code="FK-TEST-NONE",
+        )
+    return {"predicted_rows": samples}
 
 
 def options_of(kind: type[OnlineStrategy], meta: Mapping[str, Any]) -> dict[str, Any]:
