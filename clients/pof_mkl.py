@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,25 +13,22 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.errors import ProtocolError, TableError
-from fedkern_flwr.exchange import SumSpec
+from fedkern_flwr.checkpoint import pack_arrays, unpack_arrays, write_atomically, write_csv
+from fedkern_flwr.errors import CheckpointError, ProtocolError, TableError
 from fedkern_flwr.guard import counting, refusal
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.kernels.random_features import FeatureMap, Real
 from fedkern_flwr.node.client import Client, answers
 from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online import network
+from fedkern_flwr.online import network, ridge
 from fedkern_flwr.online.learning import Floats, check_rows
 from fedkern_flwr.online.ridge_plan import too_wide, wide_sum
-from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.tables.arrow import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
 
-from .pof_mkl_alone import learn_alone
-from .pof_mkl_private import add_noisy, keep_weights, predict_later, private_sum
+from . import pof_rls
 from .pof_mkl_samples import (
     Predictions,
     StreamAccount,
@@ -38,18 +36,39 @@ from .pof_mkl_samples import (
     choose_kernels,
     chosen_gradients,
     compare,
+    learn_alone,
     learn_between,
     message_features,
+    message_sum,
+    predict_rows,
     weigh_samples,
     weights_now,
 )
 
 logger = logging.getLogger("fedkern_flwr")
 
-_CHUNK = 256  # rows predicted at once when there is no order to keep
-_ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
-_JUDGING = (wire.EvaluateRequest, wire.RidgeEvaluateRequest, wire.NetworkEvaluateRequest)
-_NOT_SUMMED = (wire.PredictRequest, wire.RidgePredictRequest, wire.LocalRequest)
+#: What predictions with a model depend on beside its arrays: a node compares it.
+_OF_KERNELS = (
+    "bandwidths",
+    "features",
+    "seed",
+    "precision",
+    "frequency_draw",
+    "weight_rule",
+    "learning_rate",
+    "regularization",
+)
+_OF_RIDGES = (
+    "experts",
+    "kernels",
+    "features",
+    "seed",
+    "forgetting",
+    "centre",
+    "raw",
+    "summed",
+    "shared",
+)
 
 
 class OnlineKernelClient(Client):
@@ -182,50 +201,62 @@ class OnlineKernelClient(Client):
     @answers(wire.SharedRequest)
     def train_shared(self, request: wire.SharedRequest) -> wire.SharedReply:
         """Predict with the server's weights, send the gradients of all kernels."""
-        account, seen = self.kept.of(len(request.theta)), self._predict(request)
-        sums = seen.losses.sum(axis=0)
-        everything = np.arange(len(request.theta))
-        gradient = chosen_gradients(seen, request, everything, np.ones(len(everything)))
-        book(account, seen, account.losses + sums, request.weights)
-        losses = sums if request.send_losses else sums[:0]
-        return wire.SharedReply(gradient=gradient, losses=losses, **account.report())
+        return wire.SharedReply(**self._follow(request, request.weights))
 
     @answers(wire.DrawnRequest)
     def train_drawn(self, request: wire.DrawnRequest) -> wire.DrawnReply:
         """Predict with the kernel drawn by the server, send its gradient and all losses."""
-        account, seen = self.kept.of(len(request.theta)), self._predict(request)
-        sums = seen.losses.sum(axis=0)
-        drawn, probability = np.array([request.kernel]), np.array([request.probability])
-        gradient = chosen_gradients(seen, request, drawn, probability)
         weights = np.zeros(len(request.theta))
         weights[request.kernel] = 1.0
+        return wire.DrawnReply(**self._follow(request, weights))
+
+    def _follow(self, request: wire.KernelRequest, weights: Floats) -> dict[str, Any]:
+        """Predict with weights of the server; return what a reply has of gradients and losses."""
+        account, seen = self.kept.of(len(request.theta)), self._predict(request)
+        sums, chosen = seen.losses.sum(axis=0), request.kernels_summed()
+        gradient = chosen_gradients(seen, request, chosen, np.full(len(chosen), request.chance()))
         book(account, seen, account.losses + sums, weights)
-        return wire.DrawnReply(gradient=gradient, losses=sums, **account.report())
+        return {"gradient": gradient, "losses": sums[: request.losses()], **account.report()}
 
     @answers(wire.RidgeRequest)
     def train_ridges(self, request: wire.RidgeRequest) -> wire.RidgeReply:
         """POF-RLS: predict with a mixture of learners, send sums of products of features."""
-        from .pof_rls import learn_samples
-
         # noise hides single rows anyway, and a merge could move more rows than one
         least = 0 if self.budget else self.policy.min_sum_rows
-        total = learn_samples(request, self.kept, self._rows, least)
+        total = pof_rls.learn_samples(request, self.kept, self._rows, least)
         return wire.RidgeReply(total=total, **self.kept.report())
 
     @answers(wire.RidgeEvaluateRequest)
     def evaluate_ridges(self, request: wire.RidgeEvaluateRequest) -> wire.RidgeEvaluateReply:
         """Predict the held-out rows with the mixture of learners as it is now."""
-        from .pof_rls import predict_rows
-
-        tests = len(self.y_test)
-        outputs = predict_rows(request, self.kept, self.x_test[:tests])
-        error = float(((outputs - self.y_test) ** 2).sum())
-        return wire.RidgeEvaluateReply(samples=tests, squared_error=error)
+        tests = self.x_test[: len(self.y_test)]
+        outputs = pof_rls.predict_rows(request, self.kept, tests)
+        return wire.RidgeEvaluateReply(**self._judged(outputs))
 
     @answers(wire.LocalRequest)
     def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:
         """Multi-kernel learning on this node alone, sample by sample."""
-        return learn_alone(self, request)
+        if self.sums is not None:
+            raise ProtocolError(
+                "its errors are told in runs without secure sums",
+                party=self.name,
+                code="FK-ORDER-PLAIN",
+            )
+        account = self.kept.of(len(request.bandwidths) // 8)
+        theta, errors, regrets = learn_alone(
+            request, account, *self._rows(request.step, request.samples)
+        )
+        many = len(self.y_test)
+        outputs = predict_rows(request, theta, weights_now(request, account), self.x_test[:many])
+        judged = np.array([*self._judged(outputs).values()], np.float64)
+        tests, error = self.figures("held-out rows", np.arange(many), judged, alone=True)
+        return wire.LocalReply(
+            test_samples=int(tests),
+            test_squared_error=float(error),
+            squared_errors=errors,
+            regrets=regrets,
+            **account.report(),
+        )
 
     @answers(wire.NetworkRequest)
     def train_network(self, request: wire.NetworkRequest) -> wire.NetworkReply:
@@ -245,28 +276,36 @@ class OnlineKernelClient(Client):
         weights = request.weights
         if not weights.size:
             weights = weights_now(request, self.kept.of(len(request.theta)))
-        features = message_features(request, self.x_test.shape[1])
-        error = self._test_error(features, request.theta, weights, request.centre)
-        return wire.EvaluateReply(samples=len(self.y_test), squared_error=error)
+        tests = self.x_test[: len(self.y_test)]
+        outputs = predict_rows(request, request.theta, weights, tests)
+        return wire.EvaluateReply(**self._judged(outputs))
 
     @answers(wire.PredictRequest)
     def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
         """Predict the held-out rows with the weights kept of an earlier run, and write them."""
-        return wire.PredictReply(samples=predict_later(self, request, self._table()))
+
+        def predict(account: StreamAccount) -> Floats:
+            weights = weights_now(request, account.of(len(request.theta)))
+            return predict_rows(request, request.theta, weights, self.x_test)
+
+        return wire.PredictReply(samples=self._predict_later(request, predict))
 
     @answers(wire.RidgePredictRequest)
     def predict_ridges(self, request: wire.RidgePredictRequest) -> wire.RidgePredictReply:
         """Predict the held-out rows with the mixture kept of an earlier run, and write them."""
-        return wire.RidgePredictReply(samples=predict_later(self, request, self._table()))
+
+        def predict(account: StreamAccount) -> Floats:
+            return pof_rls.predict_rows(request, account, self.x_test)
+
+        return wire.RidgePredictReply(samples=self._predict_later(request, predict))
 
     @answers(wire.NetworkEvaluateRequest)
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
         """Predict the held-out rows with the network adapted to the last samples."""
         widths = _widths(request)
         inputs = network.project(self.x_test[: len(self.y_test)], widths[0], request.seed)
-        predicted = network.predict(self._adapt(request, widths), widths, inputs)
-        error = float(((predicted - self.y_test) ** 2).sum())
-        return wire.NetworkEvaluateReply(samples=len(self.y_test), squared_error=error)
+        outputs = network.predict(self._adapt(request, widths), widths, inputs)
+        return wire.NetworkEvaluateReply(**self._judged(outputs))
 
     # -- sums
 
@@ -275,63 +314,88 @@ class OnlineKernelClient(Client):
         if getattr(request, "regularization", 0.0) < 0.0:
             raise refusal("a negative regularization", self.name, code="FK-MESSAGE-FIELD")
         if (sums := self.sums) is not None:
-            if not isinstance(request, _NOT_SUMMED):  # what fails would tell of rows, for nothing
-                due = wire.EVALUATE_SUM if isinstance(request, _JUDGING) else wire.UPDATE_SUM
-                if set(sums.orders) != {due}:
-                    raise refusal(
-                        "values of rows are asked for outside of their sum",
-                        self.name,
-                        code="FK-ORDER-PLAIN",
-                    )
-            for name in tuple(sums.orders):
-                masks: dict[str, Any] = {"self_masks": not request.whole, "everybody": True}
-                spec = SumSpec(name=name, encoding=_ENCODING, **masks)
-                if name == wire.UPDATE_SUM and self.budget is not None:
-                    spec = private_sum(self, request, spec)
-                sums.check(spec)
-        if sums is not None and wire.UPDATE_SUM in sums.orders and self.budget is None:
-            self._count_rows(request)
-        private = self.budget is not None and sums is not None and wire.UPDATE_SUM in sums.orders
-        reply = add_noisy(self, request, method) if private else method(request)
-        if isinstance(reply, wire.EvaluateReply):
-            reply = self._tell(reply)
-        elif sums is not None and isinstance(reply, wire.StreamReport) and not private:
-            reply = self._mask(reply, sums)
+            self._check_sums(request, sums)
+        summed = sums is not None and request.sum_name == wire.UPDATE_SUM
+        if summed and self.budget is not None:
+            reply: Any = self._add_noisy(request, method)
+        else:
+            if summed:
+                self._count_rows(request)
+            reply = method(request)
+            if isinstance(reply, wire.EvaluateReply):
+                reply = self._tell(reply)
+            elif summed:
+                reply = self._mask(reply)
         if self.keep_weights and type(request) in (wire.PersonalRequest, wire.RidgeRequest):
-            keep_weights(self, request, self.kept, self._table())
+            self._keep_weights(request)
         return reply
 
-    def _table(self) -> tuple[str, int]:
-        """Return a digest of the columns, to know them again."""
-        return columns_digest(self.columns), self.x.shape[1]
+    def _check_sums(self, request: wire.StreamRequest, sums: ClientSums) -> None:
+        """Refuse other sums than the request declares, and those that noise would not hide."""
+        specs = []
+        if name := request.sum_name:
+            if set(sums.orders) != {name}:  # what fails would tell of rows, for nothing
+                raise refusal(
+                    "values of rows are asked for outside of their sum",
+                    self.name,
+                    code="FK-ORDER-PLAIN",
+                )
+            problem = request.noise_problem() if name == wire.UPDATE_SUM else ""
+            if problem and self.budget is not None:
+                raise refusal(f"privacy: {problem}", self.name, code="FK-ORDER-NOISE")
+            cohort = sums.party.state.cohorts[sums.order(name).cohort]
+            facts = wire.Facts(
+                columns=self.x.shape[1],
+                parties=len(cohort.members),
+                threshold=cohort.threshold,
+                budget=self.budget,
+            )
+            specs = request.sum_specs(facts)
+        sums.check_all(specs)
 
-    def _count_rows(self, request: wire.StreamRequest) -> None:
+    def _add_noisy(self, request: Any, learn: Callable[[Any], Any]) -> wire.NoisyReply:
+        """Add what a message is about to its sum, then learn; what is learned stays here.
+
+        What is summed is made of the rows of the message and of the request alone. What the client
+        learns for itself depends on all its samples: it is not sent, and an error in it, which a
+        server may provoke, is told to nobody, but in simulations.
+
+        Raises
+        ------
+        RefusedError
+        """
+        vector = message_sum(request, *self._rows(request.step, request.samples))
+        self.secure_sums.contribute(wire.UPDATE_SUM, vector, release=str(request.round))
+        told: dict[str, Any] = {"total_samples": 0, "total_squared_error": 0.0}
+        told |= {"regret": 0.0, "largest_loss": 0.0}
+        before = self.kept.pack()
+        try:
+            report = learn(request)
+            self.state_class.unpack(self.kept.pack())
+        except Exception:
+            if self.simulated:
+                raise
+            self.kept = self.state_class.unpack(before)
+            logger.exception("nothing is learned from this message")
+        else:
+            if self.simulated:
+                told = {name: getattr(report, name) for name in told}
+        return wire.NoisyReply(**told)
+
+    def _count_rows(self, request: Any) -> None:
         """Refuse to release more numbers of the rows of a round than there are unknowns."""
-        chosen = (
-            isinstance(request, wire.PersonalRequest)
-            and request.selection != "shared"
-            and request.kernels_per_round < len(request.theta)
-            and not request.released
-        )
-        if chosen and self.count_mode == "refuse":
+        if request.chosen_alone and not request.released and self.count_mode == "refuse":
             raise counting.small_sum(
                 "clients choose kernels of their own, and a kernel may be one client's", self.name
             )
-        # an adaptation looks at the samples before as well, and sums of features may be of them
-        start, stop = request.step, request.step + request.samples
-        columns, last = self.x.shape[1] + 1, None
-        if isinstance(request, wire.NetworkRequest):
-            start = max(0, start - request.samples)
-        elif isinstance(request, wire.RidgeRequest) and request.window < start:
-            raw = columns * (columns + 3) // 2 if request.raw else 0  # of the message's own rows
-            start, last = request.window, (start, raw + wire.STATISTICS)
+        columns, (start, stop), last = self.x.shape[1], request.rows(), None
+        if isinstance(request, wire.RidgeRequest) and start < request.step:
+            raw = ridge.numbers(columns + 1) if request.raw else 0  # of the message's own rows
+            last = request.step, raw + wire.STATISTICS
         self.windows[wire.UPDATE_SUM] = start, stop, last
         self.note_window(start, stop)
-        if isinstance(request, wire.RidgeRequest):
-            from .pof_rls import products
-
-            for width, first in products(request, columns):
-                self._check_width(width, first, stop)
+        for width, first in request.products(columns):
+            self._check_width(width, first, stop)
 
     def note_window(self, start: int, stop: int) -> None:
         """Note of which samples a message is, so that this node sums no few of them in any run."""
@@ -360,20 +424,17 @@ class OnlineKernelClient(Client):
             log.info("own mean squared error, told to nobody: %.3g", error)
         return super().forget(state)
 
-    def _mask(self, report: wire.StreamReport, sums: ClientSums) -> wire.MaskedReply:
-        order = sums.order(wire.UPDATE_SUM)
-        known = sum(a.size for a in (*self._request.arrays(), *report.arrays()))
-        if order.length > known + wire.STATISTICS:  # parameters, gradients and losses of all
-            raise refusal("the length of a sum", self.name, code="FK-ORDER-TERMS")
+    def _mask(self, report: wire.StreamReport) -> wire.MaskedReply:
+        """Add what is told to the sum, with how the statistics have grown since they counted."""
+        order = self.secure_sums.order(wire.UPDATE_SUM)
         vector = np.zeros(order.length)
         try:
             report.add_to(vector[: -wire.STATISTICS])
-            vector[-wire.STATISTICS :] = np.zeros(wire.STATISTICS)
-        except (ValueError, IndexError):
+        except (ValueError, IndexError):  # of a request whose fields contradict each other
             raise refusal("the length of a sum", self.name, code="FK-ORDER-TERMS") from None
         grown = self.kept.uncounted(report.statistics(), order.index, order.counted)
         vector[-wire.STATISTICS :] = grown
-        sums.contribute(wire.UPDATE_SUM, vector)
+        self.secure_sums.contribute(wire.UPDATE_SUM, vector)
         return wire.MaskedReply()
 
     def _tell(self, reply: wire.EvaluateReply) -> wire.EvaluateReply | wire.MaskedReply:
@@ -390,16 +451,10 @@ class OnlineKernelClient(Client):
 
     # -- pieces
 
-    def _test_error(
-        self, features: FeatureMap, theta: Real, weights: Floats, centre: float
-    ) -> float:
-        """Squared error summed over the held-out rows, a chunk at a time."""
-        error = 0.0
-        for start in range(0, len(self.y_test), _CHUNK):
-            rows = slice(start, start + _CHUNK)
-            predicted = np.vecdot(features(self.x_test[rows]), theta) @ weights
-            error += float(((predicted + centre - self.y_test[rows]) ** 2).sum())
-        return error
+    def _judged(self, outputs: Floats) -> dict[str, Any]:
+        """Return how many rows are held out, and the squared error summed over them."""
+        error = float(((outputs - self.y_test) ** 2).sum())
+        return {"samples": len(self.y_test), "squared_error": error}
 
     def _rows(self, step: int, samples: int) -> tuple[NDArray[Any], NDArray[Any]]:
         if step < 0 or samples < 1 or step + samples > len(self.x):
@@ -422,6 +477,108 @@ class OnlineKernelClient(Client):
         x, y = self.x[support], self.y[support]
         inputs = network.project(x, widths[0], request.seed)
         return network.adapt(request.parameters, widths, inputs, y, request.inner_step)
+
+    # -- predictions after a run: the weights that a node keeps of it, the file that it writes
+
+    def _kept_weights(self, session: str) -> Path | None:
+        """Return the file of what predictions need of a run; None without a folder."""
+        return self.state_path(session, ".weights")
+
+    def _law(self, request: Any) -> str:
+        """Return a digest of what is public of a run: how its weights are made, and the columns."""
+        names = _OF_RIDGES if isinstance(request, wire.RidgeRequest) else _OF_KERNELS
+        table = columns_digest(self.columns), self.x.shape[1]
+        text = repr((*(getattr(request, name) for name in names), table))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _keep_weights(self, request: wire.PersonalRequest | wire.RidgeRequest) -> None:
+        """Keep what predictions need of this client's, if there is a folder."""
+        path, own = self._kept_weights(request.session), self.kept.own
+        if path is None:
+            return
+        if isinstance(request, wire.RidgeRequest):
+            own = ridge.without_inverses(own)
+        kept = StreamAccount.pack(replace(self.kept, own=own))  # without the place of a stream
+        meta = {"law": self._law(request), "round": request.round}
+        numbers = np.frombuffer(kept, "<f8")
+        write_atomically(path, pack_arrays({"account": numbers}, meta), private=True)
+
+    def _predict_later(
+        self,
+        request: wire.PredictRequest | wire.RidgePredictRequest,
+        predict: Callable[[StreamAccount], Floats],
+    ) -> int:
+        """Predict the held-out rows with what was kept of a run, write them; return how many."""
+        if not len(self.x_test):
+            return 0
+        self._write_outputs(predict(self._read_kept(request)))
+        return len(self.x_test)
+
+    def _read_kept(self, request: wire.PredictRequest | wire.RidgePredictRequest) -> StreamAccount:
+        """Return what this node kept at the end of the run that made the model.
+
+        Raises
+        ------
+        CheckpointError
+            They are not there, or belong to another model.
+        """
+        if self.state_dir is None:
+            raise CheckpointError(
+                "this node has no folder with its weights over the kernels",
+                remedy="give it the state-dir that it had when the model was made",
+                party=self.name,
+                code="FK-KEPT-NONE",
+            )
+        path = self._kept_weights(request.model)
+        if path is None or not path.is_file():
+            raise CheckpointError(
+                "this node kept no weights of the run that made the model",
+                remedy="give it the state-dir that it had in that run, or leave out its test-data",
+                party=self.name,
+                code="FK-KEPT-NONE",
+            )
+        try:
+            arrays, meta = unpack_arrays(path.read_bytes())
+            account = StreamAccount.unpack(arrays["account"].tobytes())
+        except (CheckpointError, ProtocolError, KeyError):
+            arrays, meta, account = {}, {}, StreamAccount()
+        if meta.get("law") != self._law(request):
+            raise CheckpointError(
+                "the weights of this node belong to another model or other columns, or are damaged",
+                remedy="name the model that the run saved, and bring back its columns",
+                party=self.name,
+                code="FK-KEPT-OTHER",
+            )
+        return account
+
+    def _write_outputs(self, outputs: Floats) -> None:
+        """Write predictions of the held-out rows in the units of the label.
+
+        Raises
+        ------
+        TableError
+            There is no file to write, or a row has no name.
+        """
+        path, ids = self.predictions, self.ids_test
+        if path is None:
+            raise TableError(
+                "there is nowhere to write the predictions",
+                remedy="name predictions in --node-config",
+                party=self.name,
+                code="FK-PREDICT-NOWHERE",
+            )
+        if ids is not None and len(ids) != len(outputs):
+            raise TableError(
+                f"{len(ids)} ids for {len(outputs)} rows",
+                remedy="give each row an id",
+                party=self.name,
+                code="FK-SHAPE-DIFFERS",
+            )
+        low, high = self.label_range
+        names = range(len(outputs)) if ids is None else ids
+        scaled = (outputs * (high - low) + low).tolist()
+        heads = ("row" if ids is None else "id", "output")
+        write_csv(path, [heads, *zip(names, map(repr, scaled), strict=True)])
 
 
 def _widths(request: wire.NetworkRequest) -> tuple[int, ...]:

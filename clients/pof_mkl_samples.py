@@ -1,4 +1,4 @@
-"""The samples of a stream at its client: which are next, and what is remembered of them."""
+"""The samples of a stream at its client: what is made of them, and what is remembered."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.guard import check_size
 from fedkern_flwr.kernels.random_features import FeatureMap, Real, feature_map
 from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online import private
 from fedkern_flwr.online.learning import (
     WEIGHT_RULES,
     AdaGradNorm,
@@ -20,13 +21,13 @@ from fedkern_flwr.online.learning import (
     GradientDescent,
     current_weights,
     kernel_weights,
-    pick_frequencies,
     select_bin,
     select_subset,
-    shared_frequencies,
-    shared_subset,
+    step_rule,
 )
 from fedkern_flwr.seeding import derive_seed, uniform
+
+_CHUNK = 256  # rows predicted at once when there is no order to keep
 
 # -- what a client of the online methods remembers of its stream
 
@@ -263,8 +264,7 @@ def choose_kernels(
     if many >= weights.size:
         return np.arange(weights.size, dtype=np.int32), np.ones(weights.size)
     if request.selection == "shared":
-        shared = shared_subset(weights.size, many, request.seed, request.round)
-        return shared, np.full(many, many / weights.size)
+        return request.kernels_summed(), np.full(many, request.chance())
     if request.selection == "bins":
         return select_bin(weights, many, exploration, uniform(request.seed, *labels))
     rng = np.random.default_rng(derive_seed(request.seed, *labels))
@@ -292,11 +292,51 @@ def chosen_gradients(
         residuals = (seen.kernels.take(chosen, axis=1) - seen.y[:, None]) * scale
         z = seen.z.take(chosen, axis=1)
         gradient += np.einsum("bm,bmw->mw", residuals.astype(z.dtype), z)
-    if not request.released:
-        return gradient
-    shape = len(chosen), request.features
-    picked = shared_frequencies(*shape, request.released, request.seed, request.round)
-    return pick_frequencies(gradient, picked)
+    return request.pick(gradient)
+
+
+def message_sum(request: Any, x: NDArray[Any], y: NDArray[Any]) -> Floats:
+    """Return what a client with a budget adds of its samples, by what the request says alone."""
+    labels = np.asarray(y, np.float64) - request.centre
+    if isinstance(request, wire.RidgeRequest):
+        return private.ridge_sum(request, x, labels)
+    seen = compare(message_features(request, x.shape[1])(x), request.theta, labels, request)
+    residuals = private.clipped(seen.kernels - labels[:, None], request.clip)
+    losses = private.clipped_losses(residuals, request.clip) if request.losses() else np.zeros(0)
+    chosen = request.kernels_summed()
+    gradient = private.weighed_features(residuals[:, chosen], seen.z[:, chosen])
+    return np.concatenate([request.pick(gradient).ravel(), losses])
+
+
+def learn_alone(
+    request: wire.LocalRequest, account: StreamAccount, x: NDArray[Any], y: NDArray[Any]
+) -> tuple[Real, Floats, Floats]:
+    """Learn sample by sample; return the parameters, squared errors and regrets so far."""
+    kernels, y = len(account.losses), y - request.centre
+    features = message_features(request, x.shape[1])
+    theta = np.zeros((kernels, 2 * request.features))
+    rule = step_rule(known_word(request.step_size, ("paper", "adaptive")), kernels, request.samples)
+    squared_errors, regrets = np.empty((2, request.samples))
+    for t in range(request.samples):
+        z = features(x[t : t + 1])
+        seen = compare(z, theta.astype(request.precision), y[t : t + 1], request)
+        weights, losses, account.gap = weigh_samples(request, account, seen.losses)
+        book(account, seen, losses, weights)
+        squared_errors[t], regrets[t] = account.total, account.regret
+        learn_sample(theta, seen, request, rule)
+    account.own = [theta.ravel()]
+    return theta.astype(request.precision), squared_errors, regrets
+
+
+def predict_rows(
+    request: wire.DictionaryRequest, theta: Real, weights: Floats, x: NDArray[Any]
+) -> Floats:
+    """Predict rows in whatever order, with weights over the kernels, a chunk at a time."""
+    features, parts = message_features(request, x.shape[1]), [np.zeros(0)]
+    for start in range(0, len(x), _CHUNK):
+        z = features(x[start : start + _CHUNK])
+        parts.append(np.vecdot(z, theta) @ weights)
+    return np.concatenate(parts) + request.centre
 
 
 def book(

@@ -10,7 +10,6 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.encoding.encoder import merge_rows
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.guard import check_size
 from fedkern_flwr.online import messages as wire
@@ -118,18 +117,14 @@ def learn_samples(
     account.own = [part for bank in banks if bank.own for part in _kept(bank)]
     sums = []
     if request.raw:
+        from fedkern_flwr.encoding.encoder import merge_rows  # which takes long to import
+
         raw = ridge.raw_rows(merge_rows(x[before:], least))
         sums.append(ridge.sums(raw, new, ridge_plan.scale(len(new))))
     if request.sums:
         picked = features[: request.shared, :, _picked(request)]
         sums.append(ridge.sums(picked, y, ridge_plan.scale(len(y))).ravel())
     return np.concatenate([np.zeros(0), *sums])
-
-
-def products(request: wire.RidgeRequest, columns: int) -> list[tuple[int, int]]:
-    """Return of how many columns products are summed, and from which sample on."""
-    raw = [(columns, request.step)] if request.raw else []
-    return raw + ([(2 * request.summed, request.window)] if request.sums else [])
 
 
 def predict_rows(request: wire.RidgeRequest, account: StreamAccount, x: NDArray[Any]) -> Floats:

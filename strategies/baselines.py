@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.method import option
+from fedkern_flwr.method import PrivateMethod, option
 from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.learning import current_weights, kernel_weights, step_rule
 from fedkern_flwr.online.network import initial_parameters, plan_layers
 from fedkern_flwr.seeding import uniform
 
-from .kernel_online import DictionaryStrategy, KernelOnlineStrategy
 from .online import Floats, OnlineStrategy
+from .pof_mkl import KernelLearning, KernelOptions, LossAggregation
 
 # -- OFMKL-Avg and OFSKL: online gradient descent without weights over kernels
 
 
-class OFMKLAvg(KernelOnlineStrategy):
+class OFMKLAvg(KernelLearning, OnlineStrategy, PrivateMethod):
     """Online federated multi-kernel learning, prediction by the plain mean of the kernels.
 
     All kernels are updated in each round.
@@ -33,7 +32,7 @@ class OFMKLAvg(KernelOnlineStrategy):
 
     method = "ofmkl-avg"
     title = "OFMKL-Avg"
-    reply_class = wire.SharedReply
+    weighs = "alike"
 
     features: int = option(
         9,
@@ -41,34 +40,8 @@ class OFMKLAvg(KernelOnlineStrategy):
         least=1,
     )
 
-    #: Whether the clients report the losses of all kernels.
-    sends_losses: ClassVar[bool] = False
 
-    def prediction_weights(self) -> Floats:
-        """Return the weights with which clients predict, shape (N,)."""
-        return np.full(self.kernels, 1.0 / self.kernels)
-
-    def sent(self) -> list[NDArray[Any]]:
-        """Return theta and the weights of the prediction."""
-        return [self.theta_.astype(self.precision), self.prediction_weights()]
-
-    def request(self, stream: dict[str, Any]) -> wire.SharedRequest:
-        """Ask for the gradients of all kernels."""
-        weights, losses = self.prediction_weights(), self.sends_losses
-        return wire.SharedRequest(
-            **stream, **self.kernel_fields(), weights=weights, send_losses=losses
-        )
-
-    def reported(self) -> int:
-        """Return the number of losses reported."""
-        return self.kernels if self.sends_losses else 0
-
-    def evaluation_weights(self) -> Floats:
-        """Predict held-out rows with the server's weights."""
-        return self.prediction_weights()
-
-
-class OFSKL(OFMKLAvg):
+class OFSKL(KernelLearning, OnlineStrategy, PrivateMethod):
     """Online federated learning with a single Gaussian kernel.
 
     References
@@ -78,7 +51,8 @@ class OFSKL(OFMKLAvg):
 
     method = "ofskl"
     title = "OFSKL"
-    fixed = KernelOnlineStrategy.fixed | {"kernels", "bandwidths"}
+    fixed = OnlineStrategy.fixed | {"kernels", "bandwidths"}
+    weighs = "alike"
 
     bandwidth: float = option(10.0, "The kernel's bandwidth.", above=0.0, of_model=False)
     features: int = option(100, "D, random frequencies.", least=1)
@@ -90,60 +64,11 @@ class OFSKL(OFMKLAvg):
 
 # -- vM-KOFL and eM-KOFL: one vector of weights over the kernels for all clients
 
-LossAggregation = Literal["mean", "sum"]
-
 _UNIFORM_SHARE = 0.1  # eM-KOFL draws kernels from the weights mixed with 10 % uniform
+_LOSSES = ("the loss of every kernel at each client",)
 
 
-class GlobalWeights(KernelOnlineStrategy):
-    """Base class of strategies whose server weighs the kernels by the clients' losses."""
-
-    in_sums = "gradients, losses and statistics"
-    server_sees = ("the loss of every kernel at each client",)
-
-    loss_aggregation: LossAggregation = option(
-        "mean", "The clients' losses enter the weights as their mean or their sum."
-    )
-
-    def set_up(self, dimension: int) -> None:
-        """Start from theta = 0 and equal weights."""
-        super().set_up(dimension)
-        self._losses, self._gap = np.zeros(self.kernels), 0.0
-
-    def server_state(self) -> Arrays:
-        """Return theta, the memory of the step rule and the losses summed."""
-        return {**super().server_state(), "losses": self._losses, "gap": np.array([self._gap])}
-
-    def load_server_state(self, arrays: Arrays) -> None:
-        """Set what :meth:`server_state` returned."""
-        super().load_server_state(arrays)
-        self._losses, self._gap = arrays["losses"].copy(), float(arrays["gap"][0])
-
-    def current_weights(self) -> Floats:
-        """Return the weights over the kernels, shape (N,)."""
-        rule, rate = self.weight_fields().values()
-        return current_weights(rule, self._losses, self._gap, rate)
-
-    def reported(self) -> int:
-        """Return N: the losses of all kernels are summed."""
-        return self.kernels
-
-    def step(self, total: Floats, answers: int) -> None:
-        """Enter the losses into the weights, then step along the mean gradient."""
-        if answers:
-            losses = total[-self.kernels :]
-            losses = losses / answers if self.loss_aggregation == "mean" else losses
-            rule, rate = self.weight_fields().values()
-            found = kernel_weights(rule, self._losses, losses[None], self._gap, rate)
-            _, self._losses, self._gap = found
-        super().step(total, answers)
-
-    def evaluation_weights(self) -> Floats:
-        """Predict held-out rows with the global weights."""
-        return self.current_weights()
-
-
-class VMKOFL(GlobalWeights, OFMKLAvg):
+class VMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
     """Vector multi-kernel online federated learning: all kernels updated, global weights.
 
     References
@@ -154,14 +79,21 @@ class VMKOFL(GlobalWeights, OFMKLAvg):
 
     method = "vm-kofl"
     title = "vM-KOFL"
-    sends_losses = True
+    weighs = "losses"
+    in_sums = "gradients, losses and statistics"
+    server_sees = _LOSSES
 
-    def prediction_weights(self) -> Floats:
-        """Predict with the global weights."""
-        return self.current_weights()
+    features: int = option(
+        9,
+        "D, random frequencies per kernel; 2 N D stays below the paper's cap of 1000 numbers.",
+        least=1,
+    )
+    loss_aggregation: LossAggregation = option(
+        "mean", "The clients' losses enter the weights as their mean or their sum."
+    )
 
 
-class EMKOFL(GlobalWeights):
+class EMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
     """Ensemble multi-kernel online federated learning: one kernel per round for all clients.
 
     The server draws a kernel from the global weights mixed with 10 % uniform; the clients predict
@@ -175,6 +107,9 @@ class EMKOFL(GlobalWeights):
     method = "em-kofl"
     title = "eM-KOFL"
     reply_class = wire.DrawnReply
+    weighs = "losses"
+    in_sums = "gradients, losses and statistics"
+    server_sees = _LOSSES
 
     features: int = option(100, "D, random frequencies per kernel.", least=1)
     loss_aggregation: LossAggregation = option(
@@ -186,39 +121,26 @@ class EMKOFL(GlobalWeights):
         "diverges: eta divided by a probability of 0.1 / N exceeds the largest stable step by far.",
     )
 
-    def _reset(self) -> None:
-        super()._reset()
-        self._drawn, self._probability = 0, 1.0
-
-    def in_question(self) -> NDArray[np.int32]:
-        """Return the single kernel drawn."""
-        return np.array([self._drawn], np.int32)
-
-    def chance(self) -> float:
-        """Return the probability of the kernel drawn, 1 where gradients are not divided by it."""
-        return self._probability
-
     def request(self, stream: dict[str, Any]) -> wire.DrawnRequest:
         """Draw the kernel of the round and ask for its gradient."""
         share = _UNIFORM_SHARE
-        probabilities = (1.0 - share) * self.current_weights() + share / self.kernels
-        draw = uniform(self.run_seed, "drawn kernel", self._number)
+        probabilities = (1.0 - share) * self.evaluation_weights() + share / self.kernels
+        draw = uniform(self.run_seed, "drawn kernel", stream["round"])
         drawn = int(np.searchsorted(np.cumsum(probabilities), draw, side="right"))
-        self._drawn = min(drawn, self.kernels - 1)
-        likely = float(probabilities[self._drawn])
-        self._probability = likely if self.importance_weighting else 1.0
+        drawn = min(drawn, self.kernels - 1)
+        likely = float(probabilities[drawn])
         return wire.DrawnRequest(
             **stream,
             **self.kernel_fields(),
-            kernel=self._drawn,
-            probability=self._probability,
+            kernel=drawn,
+            probability=likely if self.importance_weighting else 1.0,
         )
 
 
 # -- local only: every client learns by itself, the yardstick for federation
 
 
-class LocalOnly(DictionaryStrategy):
+class LocalOnly(KernelOptions, OnlineStrategy):
     """Online multi-kernel learning on each client alone; one exchange starts it all.
 
     The same learner, alone: each client runs the steps of POF-MKL with itself as the only client
@@ -229,7 +151,7 @@ class LocalOnly(DictionaryStrategy):
     method = "local-only"
     title = "local only"
     left_whole = True
-    fixed = DictionaryStrategy.fixed | {
+    fixed = OnlineStrategy.fixed | {
         "samples_per_round",
         "checkpoint_every",
         "max_missed",
@@ -254,39 +176,18 @@ class LocalOnly(DictionaryStrategy):
             "never_leaves_the_client": ["rows", "labels", "models"],
         }
 
-    def set_up(self, dimension: int) -> None:
-        """Begin with nothing: there is no server state."""
-
     def sent(self) -> list[NDArray[Any]]:
         """Send nothing."""
         return []
-
-    def server_state(self) -> Arrays:
-        """Return nothing."""
-        return {}
-
-    def load_server_state(self, arrays: Arrays) -> None:
-        """Set nothing."""
 
     def batch_size(self) -> int:
         """Return T: one exchange is enough."""
         return self.num_rounds
 
-    def reply_sizes(self) -> dict[str, int]:
-        """Return the number of samples."""
-        return {"samples": self.num_rounds}
-
-    def sum_length(self) -> int:
-        """Return 0: nothing is summed."""
-        return 0
-
     def request(self, stream: dict[str, Any]) -> wire.LocalRequest:
         """Ask every client to learn from its whole stream."""
         fields = {**self.dictionary_fields(), **self.weight_fields()}
         return wire.LocalRequest(**stream, **fields, step_size=self.step_size)
-
-    def step(self, total: Floats, answers: int) -> None:
-        """Move nothing."""
 
     def update(self, replies: list[Any]) -> None:
         """Write the history of every sample from the clients' running totals."""
@@ -316,11 +217,6 @@ class PerFedAvg(OnlineStrategy):
     In a round a client adapts the network to its previous samples by one inner gradient step,
     predicts the new ones with the adapted network, and sends the first-order meta-gradient.
 
-    Attributes
-    ----------
-    parameters_ : ndarray, shape (1, parameters)
-        The learned initialisation.
-
     References
     ----------
     Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees",
@@ -333,69 +229,52 @@ class PerFedAvg(OnlineStrategy):
     reply_class = wire.NetworkReply
     evaluate_reply = wire.NetworkEvaluateReply
 
+    learns = "parameters"
+
     inner_step: float | None = option(
         None, "Step size of the adaptation, by default 1/sqrt(T).", least=0.0
     )
 
-    def _reset(self) -> None:
-        super()._reset()
-        self.parameters_ = np.zeros((1, 0))
-        self._layers: tuple[int, ...] = ()
+    @property
+    def parameters_(self) -> Floats:
+        """The learned initialisation, shape (1, parameters)."""
+        return self.theta_
+
+    def model_arrays(self) -> Arrays:
+        """Return the parameters."""
+        return {"parameters": self.theta_[0]}
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the parameters and the widths of the layers."""
-        meta = {**super().learned()[1], "layers": list(self._layers)}
-        return {"parameters": self.parameters_[0]}, meta
+        """Return the model with the widths of the layers."""
+        arrays, meta = super().learned()
+        return arrays, {**meta, "layers": list(self._layers)}
 
-    def set_up(self, dimension: int) -> None:
-        """Start from a seeded initialisation of the largest network allowed."""
-        self._layers = plan_layers(dimension)
-        self.parameters_ = initial_parameters(self._layers, self.run_seed)[None]
-        self._rule = step_rule(self.step_size, 1, self.num_rounds)
+    def first_parameters(self, dimension: int) -> Floats:
+        """Return a seeded initialisation of the largest network allowed."""
+        return initial_parameters(self._layers, self.run_seed)[None]
+
+    @property
+    def _layers(self) -> tuple[int, ...]:
+        return plan_layers(self._dimension) if self._dimension else ()
 
     def sent(self) -> list[NDArray[Any]]:
         """Return the parameters."""
-        return [self.parameters_[0]]
-
-    def server_state(self) -> Arrays:
-        """Return the parameters and the memory of the step rule."""
-        return {"parameters": self.parameters_, "step_state": self._rule.state}
-
-    def load_server_state(self, arrays: Arrays) -> None:
-        """Set what :meth:`server_state` returned."""
-        self.parameters_ = arrays["parameters"].copy()
-        self._rule.state = arrays["step_state"].copy()
-
-    def reply_sizes(self) -> dict[str, int]:
-        """Return the number of parameters."""
-        return {"parameters": self.parameters_.size}
-
-    def sum_length(self) -> int:
-        """Return the number of parameters."""
-        return self.parameters_.size
-
-    def step(self, total: Floats, answers: int) -> None:
-        """Step along the mean meta-gradient over all clients."""
-        self._rule.update(self.parameters_, total[None] / len(self.parties_))
+        return [self.theta_[0]]
 
     def request(self, stream: dict[str, Any]) -> wire.NetworkRequest:
         """Ask for the meta-gradient."""
-        return wire.NetworkRequest(**stream, **self._network_fields())
+        return wire.NetworkRequest(**stream, **self._fields())
 
-    def evaluation(self) -> wire.NetworkEvaluateRequest:
+    def evaluation(self, **stream: Any) -> wire.NetworkEvaluateRequest:
         """Ask for the error of predictions after an adaptation to the last samples."""
-        return wire.NetworkEvaluateRequest(
-            checkpoint_every=1 if self.checkpoint else 0,
-            step=self.num_rounds,
-            samples=self.batch_size(),
-            **self._network_fields(),
-        )
+        about: dict[str, Any] = {"step": self.num_rounds, "samples": self.batch_size()}
+        return wire.NetworkEvaluateRequest(**stream, **about, **self._fields())
 
-    def _network_fields(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, Any]:
         default = 1.0 / np.sqrt(self.num_rounds)
         return {
             "layers": np.array(self._layers, "<i4").tobytes(),
             "seed": self.run_seed,
             "inner_step": float(default if self.inner_step is None else self.inner_step),
-            "parameters": self.parameters_[0],
+            "parameters": self.theta_[0],
         }

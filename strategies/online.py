@@ -1,4 +1,4 @@
-"""What all online methods share: options, the plan of what a message releases, and the rounds.
+"""The base of the online methods: options, the plan of what a message releases, and the rounds.
 
 A run takes T samples of each client, B of them per exchange. Two rules are the online methods' own,
 because a sample is predicted once. A sum that cannot be opened is a round lost and the run goes on,
@@ -6,14 +6,19 @@ see :meth:`OnlineStrategy.rounds`. And a run that is resumed repeats no round th
 answered, see :meth:`OnlineStrategy._take_up`. Where rows come while a run goes on, a client without
 enough of them has no part in the message, and the run ends when too few clients are left whose
 streams go on.
+
+With a budget of privacy every message has noise of its own. A sample is in one message. So messages
+are about other rows, and a run costs a row what one of them costs; a party takes part in all of
+them. This holds as long as nothing that a client sends depends on its earlier samples: with a
+budget it tells no errors and chooses no kernels.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -29,36 +34,52 @@ from fedkern_flwr.errors import (
     SumError,
     TableError,
 )
+from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.guard import NodePolicy, counting
-from fedkern_flwr.method import Answers, Ask, Method, Round, Rounds, Save, Steps, SumSpec, option
+from fedkern_flwr.method import Answers, Ask, Method, Round, Rounds, Save, Steps, option
+from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.drift import rises
-from fedkern_flwr.online.learning import StepSize
+from fedkern_flwr.online.learning import StepSize, step_rule
 from fedkern_flwr.planning import Allowance
+from fedkern_flwr.privacy import Release
 from fedkern_flwr.progress import part
 from fedkern_flwr.reporting import whether_converged
-from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.wire import DescribeReply, PhaseMessage
 
-# -- what the online methods release, and the release limit: no more numbers than unknowns
-#
-# A window is the samples of a message. Where nodes count, a run opens about a window the share of
-# its unknowns that each node grants, unless the user states how many samples a message takes.
-
+Floats = NDArray[np.float64]
 Auto = Literal["auto"]
 
-#: What the server sees of a client in a run without secure sums, beside what is summed.
-_PLAIN = (
-    "each client's squared error, regret and largest loss so far",
-    "number of rows, held-out rows and columns per client, digest of the column names",
-    "each client's squared error on its held-out rows, if there are any",
-)
+#: What the server sees of the clients' tables in any run, and of sums in a secure one.
+_TABLES = "number of rows, held-out rows and columns per client, digest of the column names"
+_CONTRIBUTED = "which clients contributed to which sum"
+_HELD_OUT = "each client's squared error on its held-out rows, if there are any"
+_BEGINNING = 10  # samples of a client, whose errors may be large before anything is learned
+_REPORTED = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
+#: How a client says, in place of an answer, that its stream has too few rows.
+_SAID = "StreamError: "
+_ENDED, _LATE = "[FK-STREAM-ENDED]", "[FK-STREAM-LATE]"
 
 
-class OnlineRelease(Method):
-    """Options of the online methods, and what a run with them releases of the streams."""
+class OnlineStrategy(Method):
+    """Base class of the online methods.
+
+    ``start(grid, num_rounds=T)`` lets every client predict T samples of its own stream, each
+    before its label is used. With ``samples_per_round`` B this takes floor(T / B) exchanges, one at
+    least; the last message has the rest of the samples as well.
+
+    The server learns parameters by steps along the clients' gradients, unless a method says
+    otherwise.
+
+    Attributes
+    ----------
+    theta_ : ndarray, shape (rows, width)
+        The learned parameters.
+    request_ : StreamRequest
+        Of the message at hand.
+    """
 
     step_size: StepSize = option(
         "adaptive",
@@ -91,11 +112,30 @@ class OnlineRelease(Method):
         "rises or ends beyond 2.5: ten times that of the mean of labels in [0, 1] at its worst.",
         of_model=False,
     )
+
+    fixed = frozenset({"attempts"})
+    confirmed = True
+    default_rounds = 500
+    reply_class: ClassVar[type[wire.StreamReport]]
+    evaluate_reply: ClassVar[type[wire.EvaluateReply]] = wire.EvaluateReply
+    predict_reply: ClassVar[type[wire.PredictReply]] = wire.PredictReply
     #: What the clients sum in a round, and what never leaves them beside rows and labels.
     in_sums: ClassVar[str] = "gradients and statistics"
     sent_sums: ClassVar[str] = "gradients"
     kept: ClassVar[tuple[str, ...]] = ()
     to_clients: ClassVar[str] = "the model"
+    #: How a checkpoint calls the parameters.
+    learns: ClassVar[str] = "theta"
+    #: Of methods whose nodes predict rows after a run: options by which a model and what belongs to
+    #: it are made, and what else a model says of itself.
+    of_models: ClassVar[tuple[str, ...]] = ()
+    model_facts: ClassVar[tuple[str, ...]] = (
+        "samples",
+        "secure",
+        "session",
+        "columns",
+        "dimension",
+    )
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -105,30 +145,131 @@ class OnlineRelease(Method):
                 remedy="leave out threshold",
                 code="FK-THRESHOLD-WHOLE",
             )
+        if self.budget is not None and self.secure is False:
+            raise OptionError(
+                "noise is added to secure sums, and secure is False",
+                remedy="leave out secure=False, or privacy_epsilon",
+                code="FK-BUDGET-PLAIN",
+            )
 
     def _reset(self) -> None:
         super()._reset()
         self.is_secure, self.whole_cohorts = bool(self.secure), not self.drop_outs
-        self._batch = 1  # B of the run at hand
+        self.theta_ = np.zeros((0, 0))
+        self.request_: Any = None
+        self._more: Arrays = {}  # what else the server's state has
+        self._dimension, self._batch = 0, 1  # columns, and B, of the run at hand
         self._released: list[dict[str, Any]] = []  # numbers and unknowns of its sums
+        self._reports: dict[int, Any] = {}  # partition -> latest report
+        self._statistics = np.zeros(wire.STATISTICS)  # of a secure run, summed over the clients
+        self._lost_rounds = 0  # in a row
+        self._model: tuple[Arrays, dict[str, Any]] | None = None  # that predictions are made with
 
     def takes_sums(self, grid: Grid) -> bool:
-        """Tell whether a run takes secure sums."""
+        """Tell whether a run takes secure sums; one that predicts as the one before it."""
+        if self._model is not None:  # clients of secure runs take part in no others
+            return bool(self._model[1]["secure"])
+        if self.budget is not None:
+            return True
         return not is_simulated(grid) if self.secure is None else self.secure
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
-        return {**super().options(), "samples": self.num_rounds, "secure": self.is_secure}
+        own = {"samples": self.num_rounds, "secure": self.is_secure}
+        return {**super().options(), **own, **self.derived()}
 
-    # -- what a method sums
+    # -- what a method adds
 
     @abstractmethod
-    def sum_length(self) -> int:
-        """Return how many numbers of each client the method sums in this round."""
+    def request(self, stream: dict[str, Any]) -> wire.StreamRequest:
+        """Return the request of a round; ``stream`` holds the fields of ``StreamRequest``."""
 
-    def message_length(self) -> int:
-        """Return how many numbers are summed in this round, with those that metrics are made of."""
-        return self.sum_length() + wire.STATISTICS
+    def evaluation(self, **stream: Any) -> wire.StreamRequest | None:
+        """Return the request for held-out rows; None if they are not evaluated."""
+        return None
+
+    def derived(self) -> dict[str, Any]:
+        """Return what follows from options and determines the model."""
+        return {}
+
+    def first_parameters(self, dimension: int) -> Floats:
+        """Return the parameters to begin with, for features of ``dimension`` columns."""
+        return np.zeros((0, 0))
+
+    def weigh(self, losses: Floats, answers: int) -> None:
+        """Take the losses that were summed over ``answers`` clients beside gradients."""
+
+    def gradients(self, total: Floats, answers: int) -> Floats:
+        """Return what is summed without a budget, of a sum with noise over ``answers`` clients."""
+        return total
+
+    def set_up(self, dimension: int) -> None:
+        """Set the server's state for features of ``dimension`` columns."""
+        self.theta_ = self.first_parameters(dimension)
+        self._rule = step_rule(self.step_size, len(self.theta_), self.num_rounds)
+
+    def step(self, total: Floats, answers: int) -> None:
+        """Equation 10: step along the mean gradient over all K clients.
+
+        One that did not answer counts as zero. Losses come after the gradients.
+        """
+        gradients, losses = np.split(total, [len(total) - self.request_.losses()])
+        if losses.size and answers:
+            self.weigh(losses, answers)
+        mean = self.request_.spread(gradients) / len(self.parties_)
+        self._rule.update(self.theta_, mean)
+
+    def update(self, replies: list[Any]) -> None:
+        """Sum plain replies, sorted by partition, and step along the sum."""
+        total = np.zeros(self.sum_length())
+        for reply in replies:
+            reply.add_to(total)
+        self.step(total, len(replies))
+
+    def sent(self) -> list[NDArray[Any]]:
+        """Return the arrays that the clients get next."""
+        return [self.theta_]
+
+    def model_arrays(self) -> Arrays:
+        """Return the arrays of the model."""
+        return {}
+
+    def server_model(self) -> FittedModel | None:
+        """Return the model of the last run, if the server has all of it."""
+        return None
+
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the model, and what a prediction needs to know; the weights are the clients'."""
+        return self._model or (self.model_arrays(), super().learned()[1])
+
+    def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
+        """Return the model of the last run, if the server has all of it."""
+        self.check_run()
+        found = self.server_model()
+        return super().fitted(classes) if found is None else found  # which says why not
+
+    def server_state(self) -> Arrays:
+        """Return the arrays from which a run can go on, the model first."""
+        if not self.theta_.size:
+            return {}
+        return {self.learns: self.theta_, "step_state": self._rule.state, **self._more}
+
+    def load_server_state(self, arrays: Arrays) -> None:
+        """Set the server's state from a checkpoint."""
+        if arrays:
+            self.theta_ = arrays[self.learns].copy()
+            self._rule.state = arrays["step_state"].copy()
+            self._more = {name: arrays[name].copy() for name in self._more}
+
+    # -- what a message releases, and the release limit: no more numbers than unknowns
+    #
+    # A window is the samples of a message. Where nodes count, a run opens about a window the share
+    # of its unknowns that each node grants, unless the user says how many samples a message takes.
+
+    def sum_length(self) -> int:
+        """Return how many numbers of each client the method sums in the message at hand."""
+        request = self.message(1) if self.request_ is None else self.request_
+        return int(request.numbers(self._dimension))
 
     def batch_size(self) -> int:
         """Return the number of samples per exchange; the last one has the rest as well."""
@@ -138,14 +279,12 @@ class OnlineRelease(Method):
         """Return the number of exchanges."""
         return max(1, self.num_rounds // self.batch_size())
 
-    def least_numbers(self) -> int:
-        """Return how many numbers of each client the method must sum in a round to learn well."""
-        return self.sum_length()
+    def least_numbers(self, request: Any) -> int:
+        """Return how many numbers must be summed in a first message like this to learn well."""
+        return int(request.numbers(self._dimension))
 
-    def fit_release(self, unknowns: float) -> None:
-        """Choose what is summed in a round so that its numbers do not exceed the unknowns."""
-
-    # -- the plan of a run
+    def fit_release(self, unknowns: float, request: Any) -> None:
+        """Choose what is summed in messages like this, so that its numbers do not exceed these."""
 
     def plan_release(self, dimension: int) -> None:
         """Fix B and what is summed in a round; stop, or warn, where too much would be released.
@@ -158,17 +297,17 @@ class OnlineRelease(Method):
         given = self.samples_per_round
         self._batch = 1 if given == "auto" else given
         if self.sums is None or self.budget is not None:  # noise says what is released
-            self.fit_release(math.inf)
+            self.fit_release(math.inf, self.message(1))
             return
         each, share = self.unknowns_of_samples(dimension), 1.0
         if given == "auto":
             share = self.share
-            numbers = self.least_numbers() + wire.STATISTICS
+            numbers = self.least_numbers(self.message(1)) + wire.STATISTICS
             wanted = counting.least_samples(numbers, each * share)
             wanted = self.fewest * max(1, math.ceil(wanted / self.fewest))
             self._batch = min(wanted, self.num_rounds)
         unknowns = each * min(self._batch, self.num_rounds)
-        self.fit_release(unknowns * share - wire.STATISTICS)
+        self.fit_release(unknowns * share - wire.STATISTICS, self.message(1))
         self.note_windows(f"{self._batch} samples per message", unknowns)
         self.note_release(dimension, self.sum_length() + wire.STATISTICS, unknowns)
 
@@ -185,10 +324,7 @@ class OnlineRelease(Method):
 
     @property
     def fewest(self) -> int:
-        """The samples of which default windows are multiples: nodes sum no fewer of their rows.
-
-        So no two runs ask for sets of samples that differ by fewer.
-        """
+        """The samples of which default windows are multiples, so that no two differ by fewer."""
         return NodePolicy().min_own_rows if self.share < 1.0 else 1
 
     def hidden_rows(self) -> int:
@@ -231,181 +367,59 @@ class OnlineRelease(Method):
         self.nodes.check_count(counting.too_many(numbers, unknowns))
 
     def privacy(self) -> dict[str, Any]:
-        """Return what the server sees."""
+        """Return what the server sees, and of a run with a budget what messages cost."""
+        if self._model is not None:
+            return {
+                "protocol": "predictions stay at the clients",
+                "server_sees": [
+                    "number of rows and columns per client, digest of the column names",
+                    "how many rows each client predicted",
+                ],
+                "never_leaves_the_client": ["rows", "predictions", *self.kept],
+            }
         if not self.is_secure:
             return {
                 "protocol": "plain",
                 "server_sees": [
                     f"each client's {self.sent_sums}, from which its samples and labels can be "
                     "computed",
-                    *_PLAIN,
+                    "each client's squared error, regret and largest loss so far",
+                    _TABLES,
+                    _HELD_OUT,
                     *self.server_sees,
                 ],
                 "never_leaves_the_client": ["rows", "labels", *self.kept],
             }
         few = any(entry["numbers"] > entry["unknowns"] for entry in self._released)
-        warning = " (more numbers than unknowns: the samples can be computed)"
+        warning = " (more numbers than unknowns: the samples can be computed)" * few
+        seen = [
+            f"sums over the clients of a round: {self.in_sums}{warning}",
+            _CONTRIBUTED,
+            _TABLES,
+            "the sum of the clients' squared errors on held-out rows, if there are any",
+        ]
+        own, more = f"own {self.sent_sums} and errors", dict[str, Any]()
+        if self.budget is not None:
+            with_noise = f"sums over the clients of a round, with noise: {self.sent_sums}"
+            seen = [f"{with_noise}; see budget", _CONTRIBUTED, _TABLES]
+            if self._reports:
+                seen.append(
+                    "of a simulation each client's squared error, regret and largest loss so far: "
+                    "for its report, which is no release. No deployed node tells them"
+                )
+            parallel = self.budget.unit == "row"
+            rows = "each of other rows, so that a row pays for one" if parallel else "all add up"
+            costs = {"messages": f"{len(self.history_)}, {rows}"}
+            releases = [*self.noise_.reports().values()]
+            more = {"budget": {**vars(self.budget), "releases": releases, **costs}}
         return {
             **self.sums_privacy(),
             "sums": list(self._released),
-            "server_sees": [
-                f"sums over the clients of a round: {self.in_sums}{warning if few else ''}",
-                "which clients contributed to which sum",
-                "number of rows, held-out rows and columns per client, digest of the column names",
-                "the sum of the clients' squared errors on held-out rows, if there are any",
-            ],
-            "clients_see": [self.to_clients, "which clients contributed to which sum"],
-            "never_leaves_the_client": [
-                "rows",
-                "labels",
-                f"own {self.sent_sums} and errors",
-                *self.kept,
-            ],
+            "server_sees": seen,
+            "clients_see": [self.to_clients, _CONTRIBUTED],
+            "never_leaves_the_client": ["rows", "labels", own, *self.kept],
+            **more,
         }
-
-
-# -- streams whose rows come while a run goes on: who is late, and when the run is over
-
-_SAID = "StreamError: "
-_ENDED, _LATE = "[FK-STREAM-ENDED]", "[FK-STREAM-LATE]"
-
-
-class OnlineStreams(OnlineRelease):
-    """What an online method does where a client has fewer new rows than a message takes.
-
-    It has no part in that message: whoever is in a sum has as many rows in it as all others. Its
-    rows wait for the next one. As any other it is left out when it misses ``max_missed`` messages
-    in a row. When too few are left the run ends, with what was learned, as one whose samples were
-    all taken.
-    """
-
-    reply_class: ClassVar[type[PhaseMessage]]
-
-    @property
-    def late_(self) -> dict[int, bool]:
-        """Partition -> whether its stream has ended, of who had too few rows for the last message.
-
-        These clients have said so in place of an answer.
-        """
-        failures = self.nodes.failures.get(self.reply_class.phase, {})
-        return {
-            self.parties_[node].partition: one.detail.endswith(_ENDED)
-            for node, one in failures.items()
-            if one.detail.startswith(_SAID) and one.detail.endswith((_ENDED, _LATE))
-        }
-
-    def note_drift(self) -> None:
-        """Say after how many samples of a client the error rose, if it did."""
-        found = rises(self.history_)
-        if found:
-            logger.warning(
-                "the data drifts: the error rises after %s samples of a client",
-                ", ".join(map(str, found)),
-            )
-
-    def result(self) -> dict[str, Any]:
-        """Return the result of the last run, with where the data drifted."""
-        return {**super().result(), "drift": rises(self.history_)}
-
-    def streams_end(self, number: int) -> bool:
-        """Tell whether a message found too few clients whose streams go on; say so.
-
-        Raises
-        ------
-        CohortError
-            Nothing was learned.
-        """
-        left = {self.parties_[node].partition for node in self.nodes.active()}
-        gone = [p for p, ended in self.late_.items() if ended or p not in left]
-        least = self.min_clients
-        if self.sums is not None:
-            cohort = self.sums.membership.cohorts[0]
-            least = len(cohort.members) if self.whole_cohorts else cohort.threshold
-            least = max(least, self.min_cohort)
-        if not gone or len(left.difference(gone)) >= least:
-            return False
-        if not any(row["survivors"] for row in self.history_):
-            raise CohortError(
-                f"{len(gone)} streams have ended, and too few had the rows of a message",
-                remedy="take fewer samples per round, or wait longer for rows",
-                code="FK-STREAM-SHORT",
-            )
-        logger.warning(
-            "%d streams have ended: the run ends after %d messages", len(gone), number - 1
-        )
-        return True
-
-
-# -- the round of every online method: T samples per client, B of them per exchange
-
-
-Floats = NDArray[np.float64]
-_ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
-_BEGINNING = 10  # samples of a client, whose errors may be large before anything is learned
-_REPORTED = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
-
-
-class OnlineStrategy(OnlineStreams):
-    """Base class of the online methods.
-
-    ``start(grid, num_rounds=T)`` lets every client predict T samples of its own stream, each
-    before its label is used. With ``samples_per_round`` B this takes floor(T / B) exchanges, one at
-    least; the last message has the rest of the samples as well.
-    """
-
-    fixed = frozenset({"attempts"})
-    confirmed = True
-    default_rounds = 500
-    reply_class: ClassVar[type[wire.StreamReport]]
-    evaluate_reply: ClassVar[type[wire.EvaluateReply]] = wire.EvaluateReply
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._number = 0  # of the round at hand
-        self._reports: dict[int, Any] = {}  # partition -> latest report
-        self._statistics = np.zeros(wire.STATISTICS)  # of a secure run, summed over the clients
-        self._lost_rounds = 0  # in a row
-
-    # -- what a method adds
-
-    @abstractmethod
-    def set_up(self, dimension: int) -> None:
-        """Set the server's state for features of ``dimension`` columns."""
-
-    @abstractmethod
-    def request(self, stream: dict[str, Any]) -> wire.StreamRequest:
-        """Return the request of a round; ``stream`` holds the fields of ``StreamRequest``."""
-
-    @abstractmethod
-    def step(self, total: Floats, answers: int) -> None:
-        """Move the server's state by a sum over ``answers`` clients."""
-
-    def update(self, replies: list[Any]) -> None:
-        """Sum plain replies, sorted by partition, and step along the sum."""
-        total = np.zeros(self.sum_length())
-        for reply in replies:
-            reply.add_to(total)
-        self.step(total, len(replies))
-
-    @abstractmethod
-    def sent(self) -> list[NDArray[Any]]:
-        """Return the arrays that the clients get next."""
-
-    @abstractmethod
-    def server_state(self) -> Arrays:
-        """Return the arrays from which a run can go on, the model first."""
-
-    @abstractmethod
-    def load_server_state(self, arrays: Arrays) -> None:
-        """Set the server's state from a checkpoint."""
-
-    def reply_sizes(self) -> dict[str, int]:
-        """Return the sizes of dimensions that replies must have."""
-        return {}
-
-    def evaluation(self) -> wire.StreamRequest | None:
-        """Return the question for held-out rows."""
-        return None
 
     # -- the rounds
 
@@ -421,13 +435,14 @@ class OnlineStrategy(OnlineStreams):
             No round could be opened, or ``max_missed`` in a row could not.
         """
         self._check_streams(parties)
-        dimension = parties[0].features
+        self._dimension = dimension = parties[0].features
         self.set_up(dimension)
         self.plan_release(dimension)
         self.planned = self.exchanges()
         if self.initial_:
             self.load_server_state(self._state_from(self.initial_[0]))
         first = self._take_up() if self.saved_meta_ else 1
+        # an ``evaluate_fn`` judges the beginning, too
         yield Round(first - 1, arrays=self.sent())
         with part("train"):
             yield from self._follow_streams(first)
@@ -442,7 +457,10 @@ class OnlineStrategy(OnlineStreams):
         for number in range(first, self.planned + 1):
             survivors = 0
             try:
-                answers = yield self._question(number)
+                self._check_left(number)
+                self.request_ = self.message(number)
+                sizes = self.request_.reply_sizes(self._dimension)
+                answers = yield self.ask(self.request_, self.reply_class, sizes=sizes)
                 survivors = self._learn(answers)
             except (CohortError, SumError) as error:
                 if self.streams_end(number):
@@ -454,6 +472,7 @@ class OnlineStrategy(OnlineStreams):
             save = Save(self.server_state(), self._memory())
             found = self._metrics(number, survivors)
             before = self.history_[-1]["mse"] if self.history_ else None
+            # kept and told of first: who looks at a run that has diverged finds its last round
             yield Round(number, found, self.sent(), save)
             before = 0.0 if number >= self.planned else before
             self._check_error(found["round"], found["mse"], before)
@@ -462,50 +481,68 @@ class OnlineStrategy(OnlineStreams):
         """Return how many samples a client has taken after so many messages."""
         return self.num_rounds if number >= self.planned else number * self.batch_size()
 
-    def _question(self, number: int) -> Ask:
+    def message(self, number: int) -> wire.StreamRequest:
+        """Return the request of a message."""
         step = self.stop(number - 1)
         every = number if number >= self.planned else self.checkpoint_every
-        self._number = number
-        request = self.request(
-            {
-                "step": step,
-                "samples": self.stop(number) - step,
-                "checkpoint_every": every if self.checkpoint else 0,
-            }
-        )
-        length, sizes = self.message_length(), self.reply_sizes()
-        if self.sums is not None:
-            self._check_left(number)
-        return self._ask(number, request, self.reply_class, wire.UPDATE_SUM, length, sizes=sizes)
+        stream = {"step": step, "samples": self.stop(number) - step, **self._about(number, every)}
+        if self.budget is not None:  # then nodes must know how often rows pay, and how many rows
+            stops = [self.stop(number) for number in range(self.planned + 1)]
+            stream |= {"messages": self.planned, "most": int(np.diff(stops).max())}
+        return self.request(stream)
 
-    def _ask(
-        self,
-        number: int,
-        request: wire.StreamRequest,
-        reply: type[PhaseMessage],
-        name: str,
-        length: int,
-        **more: Any,
-    ) -> Ask:
-        """Return a question, in a secure run one with a sum instead of replies."""
-        sums = []
+    def _about(self, number: int, every: int) -> dict[str, Any]:
+        """Return which exchange it is, and in how many rounds clients save their states."""
+        whole = self.sums is not None and not self.drop_outs
+        return {
+            "round": number,
+            "checkpoint_every": every if self.checkpoint else 0,
+            "whole": whole,
+        }
+
+    def ask(self, request: wire.StreamRequest, reply: type[PhaseMessage], **more: Any) -> Ask:
+        """Return the step of a request; in a secure run what is told is in the sum it declares."""
+        specs = []
         if self.sums is not None:
-            request = replace(request, whole=not self.drop_outs)
-            term = SumSpec(name=name, length=length, encoding=_ENCODING, self_masks=self.drop_outs)
-            reply, sums = wire.MaskedReply, [term]
-        return Ask(request, reply=reply, sums=sums, until="once", number=number, **more)
+            reply = wire.MaskedReply if self.budget is None else wire.NoisyReply
+            specs = request.sum_specs(self.facts())
+        return Ask(request, reply=reply, sums=specs, until="once", number=request.round, **more)
+
+    def facts(self) -> wire.Facts:
+        """Return what is public of the run, for its sums: nodes have the same."""
+        assert self.sums is not None
+        cohort = self.sums.membership.cohorts[0]
+        return wire.Facts(
+            columns=self._dimension,
+            parties=len(cohort.members),
+            threshold=cohort.threshold,
+            budget=self.budget,
+        )
+
+    def noise(self) -> Release | None:
+        """Return the noise of the sum of the message at hand; None without a budget."""
+        found: Release | None = self.request_.sum_specs(self.facts())[0].release
+        return found
 
     def _learn(self, answers: Answers) -> int:
         """Move the model by what came; return how many it is from."""
+        # in a secure run replies tell nothing, but with a budget those of a simulation
+        self._reports |= {
+            p: one for p, one in answers.replies.items() if getattr(one, "total_samples", 0)
+        }
         if self.sums is None:
-            self._reports |= answers.replies
             self.update(list(answers.replies.values()))
             return len(answers.replies)
         total = answers.totals[wire.UPDATE_SUM]
         survivors = len(answers.contributors[wire.UPDATE_SUM])
         self._lost_rounds = 0
-        self._statistics += total[-wire.STATISTICS :]
-        self.step(total[: -wire.STATISTICS], survivors)
+        if (release := self.noise()) is not None:
+            self.noise_.note(release, survivors)
+            total = self.gradients(total, survivors)
+        else:
+            total, grown = np.split(total, [-wire.STATISTICS])
+            self._statistics += grown
+        self.step(total, survivors)
         return survivors
 
     def _lose(self, number: int, error: CohortError | SumError) -> None:
@@ -526,15 +563,19 @@ class OnlineStrategy(OnlineStreams):
 
     def _evaluate(self) -> Steps:
         """Have the clients that hold rows out predict them; all clients of a secure run answer."""
+        if self.budget is not None:
+            if not self.simulated:
+                logger.info("with a budget of privacy each client's errors stay in its own log")
+            return {}
         active = [self.parties_[node] for node in self.nodes.active()]
         holders = [party.partition for party in active if party.test_rows]
-        request, name = self.evaluation(), wire.EVALUATE_SUM
+        request = self.evaluation(**self._about(self.planned + 1, 1))
         if request is None or not holders:
             return {}
         among = holders if self.sums is None else None
-        number, reply, rows, error = self.planned + 1, self.evaluate_reply, 0.0, 0.0
+        rows = error = 0.0
         try:
-            answers = yield self._ask(number, request, reply, name, 2, among=among, least=0)
+            answers = yield self.ask(request, self.evaluate_reply, among=among, least=0)
         except SumError as lost:
             logger.warning("the held-out rows are not evaluated: %s", lost)
         else:
@@ -542,7 +583,7 @@ class OnlineStrategy(OnlineStreams):
                 rows = sum(found.samples for found in answers.replies.values())
                 error = sum(found.squared_error for found in answers.replies.values())
             else:
-                rows, error = answers.totals[name].tolist()
+                rows, error = answers.totals[wire.EVALUATE_SUM].tolist()
         if not rows:
             self.nodes.note_untold()
             return {}
@@ -557,17 +598,22 @@ class OnlineStrategy(OnlineStreams):
 
     def _check_left(self, number: int) -> None:
         """Stop when too many clients are left out for any sum to be opened."""
-        assert self.sums is not None
-        left, cohort = len(self.nodes.active()), self.sums.membership.cohorts[0]
-        least = max(cohort.threshold, self.min_cohort)
-        if not self.drop_outs:
-            least = len(cohort.members)
-        if left < least:
+        left = len(self.nodes.active())
+        if self.sums is not None and left < self._least:
+            members = self.sums.membership.cohorts[0].members
             raise self.nodes.broken(
-                f"{left} of {len(cohort.members)} clients are left in round {number}, a secure "
-                f"sum needs {least}",
+                f"{left} of {len(members)} clients are left in round {number}, a secure "
+                f"sum needs {self._least}",
                 self.reply_class.phase,
             )
+
+    @property
+    def _least(self) -> int:
+        """How many clients a message needs."""
+        if self.sums is None:
+            return self.min_clients
+        cohort = self.sums.membership.cohorts[0]
+        return max(cohort.threshold if self.drop_outs else len(cohort.members), self.min_cohort)
 
     def _check_streams(self, parties: Sequence[DescribeReply]) -> None:
         samples, shortest = self.num_rounds, min(parties, key=lambda party: party.rows)
@@ -580,10 +626,52 @@ class OnlineStrategy(OnlineStreams):
                     code="FK-ROWS-FEW",
                 )
 
+    # -- streams whose rows come while a run goes on: who is late, and when the run is over
+    #
+    # A client with fewer new rows than a message takes has no part in it: whoever is in a sum has
+    # as many rows in it as all others. Its rows wait for the next one. As any other it is left out
+    # when it misses ``max_missed`` messages in a row. When too few are left the run ends, with what
+    # was learned, as one whose samples were all taken.
+
+    @property
+    def late_(self) -> dict[int, bool]:
+        """Partition -> whether its stream has ended, of who said so in place of an answer."""
+        failures = self.nodes.failures.get(self.reply_class.phase, {})
+        return {
+            self.parties_[node].partition: one.detail.endswith(_ENDED)
+            for node, one in failures.items()
+            if one.detail.startswith(_SAID) and one.detail.endswith((_ENDED, _LATE))
+        }
+
+    def streams_end(self, number: int) -> bool:
+        """Tell whether a message found too few clients whose streams go on; say so.
+
+        Raises
+        ------
+        CohortError
+            Nothing was learned.
+        """
+        left = {self.parties_[node].partition for node in self.nodes.active()}
+        gone = [p for p, ended in self.late_.items() if ended or p not in left]
+        if not gone or len(left.difference(gone)) >= self._least:
+            return False
+        if not any(row["survivors"] for row in self.history_):
+            raise CohortError(
+                f"{len(gone)} streams have ended, and too few had the rows of a message",
+                remedy="take fewer samples per round, or wait longer for rows",
+                code="FK-STREAM-SHORT",
+            )
+        logger.warning(
+            "%d streams have ended: the run ends after %d messages", len(gone), number - 1
+        )
+        return True
+
     # -- metrics
 
     def _check_error(self, samples: int, mse: float | None, before: float | None) -> None:
         """Stop a run that has diverged; a large error that falls is held against it at the end."""
+        if self.budget is not None:  # no error may decide: in a deployment none is known
+            return
         if mse is None or not self.stop_diverged or (samples < _BEGINNING and math.isfinite(mse)):
             return
         worst = 10.0 * wire.LARGEST_VARIANCE
@@ -597,11 +685,7 @@ class OnlineStrategy(OnlineStreams):
 
     def _metrics(self, number: int, survivors: int) -> dict[str, Any]:
         """Return the metrics of a round."""
-        clients, sums = len(self._reports), self._statistics
-        if self.sums is not None and not self._reported:
-            clients = self.sums.contributors
-        elif clients:
-            sums = np.sum([report.statistics() for report in self._reports.values()], axis=0)
+        clients, sums = self._known()
         samples, errors, regrets = sums[:3].tolist()
         return {
             "round": self.stop(number),
@@ -611,9 +695,9 @@ class OnlineStrategy(OnlineStreams):
         }
 
     @property
-    def _reported(self) -> bool:
-        """Whether the metrics are made of what clients report beside their sums, if anything."""
-        return self.budget is not None
+    def _in_sums(self) -> bool:
+        """Whether the metrics are made of sums: with a budget of what simulations report."""
+        return self.sums is not None and self.budget is None
 
     @property
     def _has_regret(self) -> bool:
@@ -622,46 +706,54 @@ class OnlineStrategy(OnlineStreams):
     @property
     def advice(self) -> str:
         """What to do where the mean of the labels predicts as well."""
+        if self.budget is not None:
+            return "use more clients or rows, fewer kernels, or a larger privacy_epsilon"
         steps = "" if "step_size" in self.fixed else "use step_size='adaptive' and smaller steps, "
         return f"{steps}check the label and the columns, or use more rows"
 
     def final_metrics(self) -> dict[str, Any]:
-        """Return the metrics of the finished run: means and spreads over the clients.
-
-        From their last reports; in a secure run from sums, and no client's are known.
-        """
+        """Return the metrics of the finished run: means and spreads over the clients."""
         mse = self.history_[-1]["mse"] if self.history_ else None
         small = mse is None or mse <= wire.LARGEST_VARIANCE
         text = "the error is larger than that of the mean of labels in [0, 1] can be"
         ended = whether_converged(small, text, self.advice)
-        self.note_drift()
-        spread = regret = regret_spread = largest = None
-        if self.sums is not None and not self._reported:
-            clients = self.sums.contributors
-            if not clients:
-                return {"mse": mse, **ended}
-            _, _, regret, regret_square, mean, mean_square = (self._statistics / clients).tolist()
-            spread = math.sqrt(max(0.0, mean_square - mean * mean))
-            regret_square *= wire.REGRET_SCALE
-            regret_spread = math.sqrt(max(0.0, regret_square - regret * regret))
-        elif self._reports:
-            reports = [self._reports[partition] for partition in sorted(self._reports)]
-            spread = np.std([r.total_squared_error / max(1, r.total_samples) for r in reports])
+        if found := rises(self.history_):
+            at = ", ".join(map(str, found))
+            logger.warning("the data drifts: the error rises after %s samples of a client", at)
+        clients, sums = self._known()
+        figures = dict.fromkeys(("mse_client_std", "regret_mean", "regret_std", "largest_loss"))
+        if clients:
+            _, _, regret, regret_square, mean, mean_square = (sums / clients).tolist()
+            figures["mse_client_std"] = math.sqrt(max(0.0, mean_square - mean * mean))
             if self._has_regret:
-                regrets = [r.regret for r in reports]
-                regret, regret_spread = np.mean(regrets), np.std(regrets)
-                largest = max(r.largest_loss for r in reports)
-        if not self._has_regret:
-            regret = regret_spread = None
-        found = {"mse_client_std": spread, "regret_mean": regret, "regret_std": regret_spread}
-        found = {name: None if value is None else float(value) for name, value in found.items()}
-        return {"mse": mse, **found, "largest_loss": largest, **ended}
+                spread = max(0.0, wire.REGRET_SCALE * regret_square - regret * regret)
+                figures |= {"regret_mean": regret, "regret_std": math.sqrt(spread)}
+                if self._reports:
+                    largest = max(report.largest_loss for report in self._reports.values())
+                    figures["largest_loss"] = largest
+        return {"mse": mse, **figures, **ended}
+
+    def _known(self) -> tuple[int, Floats]:
+        """Return of how many clients statistics are known, and their sum.
+
+        In a secure run they are summed there, and no client's are known; with a budget of privacy
+        a simulation reports them.
+        """
+        if self._in_sums:
+            assert self.sums is not None
+            return self.sums.contributors, self._statistics
+        found = [self._reports[partition].statistics() for partition in sorted(self._reports)]
+        return len(found), np.sum(found, axis=0) if found else self._statistics
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of the last run, with where the data drifted."""
+        return {**super().result(), "drift": rises(self.history_)}
 
     # -- checkpoints
 
     def _memory(self) -> dict[str, Any]:
         """Return what the metrics are made of."""
-        if self.sums is not None and not self._reported:
+        if self._in_sums:
             statistics = self._statistics.tolist()
             return {"statistics": statistics, "released": self._released, "batch": self._batch}
         reports = {
@@ -680,7 +772,7 @@ class OnlineStrategy(OnlineStreams):
         for partition, values in meta.get("reports", {}).items():
             kind = wire.KernelReport if "regret" in values else wire.StreamReport
             self._reports[int(partition)] = kind(**values)
-        if self.sums is not None and not self._reported:
+        if self._in_sums:
             if (meta["batch"], meta["released"]) != (self._batch, self._released):
                 raise CheckpointError(
                     "other clients or rows are there than when the run broke off",
@@ -711,3 +803,97 @@ class OnlineStrategy(OnlineStreams):
                 code="FK-INITIAL-SHAPE",
             )
         return {**state, first: given.reshape(expected.shape)}
+
+
+# -- predictions of held-out rows with a model that was saved, and what nodes kept of its run
+
+
+def predict_at_nodes(
+    strategy: Any,
+    grid: Grid,
+    arrays: Mapping[str, NDArray[Any]],
+    meta: Mapping[str, Any],
+    *,
+    timeout: float = 3600,
+) -> None:
+    """Have the clients predict their held-out rows with a model and weights of their own.
+
+    A client uses what it kept after its last round of the run that made the model, and writes
+    the predictions; only how many there are is sent.
+
+    Parameters
+    ----------
+    strategy : POFMKL or POFRLS
+        With the options of the model.
+    grid : Grid
+        Flower's grid, of any engine.
+    arrays : mapping
+        Arrays of the model, see :meth:`model`.
+    meta : mapping
+        What else belongs to the model.
+    timeout : float (default: 3600)
+        Seconds to wait for the replies.
+
+    Raises
+    ------
+    CheckpointError
+        The model is not one of this method or of these options.
+    TableError
+        The clients have other columns than the model, or no rows to predict.
+    ProtocolError
+        A client cannot predict its rows; the others have.
+    CohortError
+        Not all clients are there, or some did not answer.
+    """
+    own = strategy.options()
+    check_model(strategy.method, arrays, meta, {}, strategy.model_facts)
+    made = {name: own[name] for name in strategy.of_models if name != "seed"}
+    check_made_with(type(strategy), made, meta)
+    check_model(strategy.method, arrays, meta, strategy.model_shapes(arrays, meta))
+    strategy.begin()
+    strategy._model = dict(arrays), dict(meta)
+    strategy.num_rounds, strategy.run_seed = int(meta["samples"]), int(meta["seed"])
+    strategy.load_model_arrays(arrays, meta)
+    strategy.conduct(grid, partial(_predict, strategy, meta), timeout=timeout)
+
+
+def _predict(strategy: Any, meta: Mapping[str, Any], parties: Sequence[DescribeReply]) -> Rounds:
+    if (parties[0].columns, parties[0].features) != (meta["columns"], meta["dimension"]):
+        raise TableError(
+            "the clients have other columns than the model was learned from",
+            remedy="bring the same columns in the same order",
+            code="FK-COLUMNS-DIFFER",
+        )
+    request = strategy.prediction(str(meta["session"]))
+    answers = yield Ask(request, reply=strategy.predict_reply, until="once", least=0)
+    if answers.failures:
+        partition, failure = min(answers.failures.items())
+        all_failed = len(answers.failures)
+        first = f"{all_failed} clients did not predict, first " if all_failed > 1 else ""
+        if failure.told:
+            raise ProtocolError(f"{first}{failure.told}", code="")  # that of the node
+        raise CohortError(
+            f"{first}partition {partition} did not predict: {failure}",
+            remedy="mend it and predict again",
+            code="FK-PARTIES-LOST",
+        )
+    samples = sum(reply.samples for reply in answers.replies.values())
+    if not samples:
+        raise TableError(
+            "no client holds rows to predict",
+            remedy="name test-data in the --node-config of those that shall predict",
+            code="FK-TEST-NONE",
+        )
+    return {"predicted_rows": samples}
+
+
+def options_of(kind: type[OnlineStrategy], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with which a model was made that was saved.
+
+    Raises
+    ------
+    CheckpointError
+        It is not a model of this method.
+    """
+    check_model(kind.method, {}, meta, {}, (*kind.of_models, *kind.model_facts))
+    return {name: meta[name] for name in kind.of_models if name != "centre"}

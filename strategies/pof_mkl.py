@@ -1,29 +1,277 @@
-"""POF-MKL: personalised online federated multi-kernel learning."""
+"""POF-MKL: personalised online federated multi-kernel learning; the dictionary of kernels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.method import option
-from fedkern_flwr.nodes import logger
+from fedkern_flwr.fitted import FittedModel
+from fedkern_flwr.kernels.random_features import FrequencyDraw, Precision, bandwidth_dictionary
+from fedkern_flwr.method import PrivateMethod, option
+from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.learning import LOCAL_STEP, Selection, Subset, regret_bound, shared_subset
+from fedkern_flwr.online import private
+from fedkern_flwr.online.learning import (
+    CENTRE,
+    LOCAL_STEP,
+    Selection,
+    StepSize,
+    Subset,
+    current_weights,
+    kernel_weights,
+    regret_bound,
+)
+from fedkern_flwr.privacy import Budget
 
-from .kernel_online import KernelOnlineStrategy
-from .online_models import PredictingStrategy
+from . import online
+from .online import Floats, OnlineStrategy
+
+# -- options of methods with a dictionary of Gaussian kernels, beside those of ``OnlineStrategy``
+
+
+class KernelOptions:
+    """Options of a dictionary of Gaussian kernels, and what requests say of it.
+
+    Attributes
+    ----------
+    bandwidths : ndarray, shape (N,)
+    centre : float
+        What the model predicts before it has learned anything: 0 with the paper's step size, else
+        1/2, the middle of the labels' range.
+    """
+
+    step_size: StepSize  # and what else a run has
+    num_rounds: int
+    run_seed: int
+
+    kernels: int = option(
+        51, "N, Gaussian kernels with bandwidths from 1e-2 to 1e2.", least=1, of_model=False
+    )
+    features: int = option(20, "D, random frequencies per kernel.", least=1)
+    regularization: float = option(
+        1e-3, "lambda, weight of the squared norm of the parameters in the loss.", least=0.0
+    )
+    precision: Precision = option(
+        "float32",
+        "Arithmetic of the features and of what travels; the server sums in float64.",
+    )
+    frequency_draw: FrequencyDraw | None = option(
+        None,
+        "How random frequencies are drawn; by default ``independent`` with the paper's step size, "
+        "else ``orthogonal``, which estimates the kernels with less variance.",
+    )
+
+    def __init__(self, **common: Any) -> None:
+        super().__init__(**common)
+        paper = self.step_size == "paper"
+        self.centre = 0.0 if paper else CENTRE
+        self.frequency_draw = self.frequency_draw or ("independent" if paper else "orthogonal")
+        self.bandwidths = bandwidth_dictionary(self.kernels)
+
+    def derived(self) -> dict[str, Any]:
+        """Return what follows from options and determines the model."""
+        return {"bandwidths": self.bandwidths.tolist(), "centre": self.centre}
+
+    def dictionary_fields(self) -> dict[str, Any]:
+        """Return the fields of a ``DictionaryRequest``."""
+        return {
+            "bandwidths": self.bandwidths.astype("<f8").tobytes(),
+            "features": self.features,
+            "seed": self.run_seed,
+            "regularization": self.regularization,
+            "precision": self.precision,
+            "frequency_draw": self.frequency_draw,
+            "centre": self.centre,
+        }
+
+    def weight_fields(self) -> dict[str, Any]:
+        """Return the rule of the weights over kernels and its learning rate eta_k."""
+        return {
+            "weight_rule": "exponential" if self.step_size == "paper" else "adahedge",
+            "learning_rate": float(1.0 / np.sqrt(self.num_rounds)),
+        }
+
+
+LossAggregation = Literal["mean", "sum"]
+
+
+class KernelLearning(KernelOptions):
+    """Options and state of the methods whose clients learn the parameters of kernels together.
+
+    Parameters
+    ----------
+    bandwidths : sequence of float, optional
+        Bandwidths of the kernels, by default the paper's dictionary.
+    **common
+        Options that the class declares, and those of ``Method``.
+    """
+
+    left_whole = True
+    reply_class: ClassVar[type[wire.StreamReport]] = wire.SharedReply
+    #: Who weighs the kernels: each client for itself, or the server, all alike or by the losses of
+    #: all clients.
+    weighs: ClassVar[Literal["clients", "alike", "losses"]] = "clients"
+    loss_aggregation: LossAggregation  # an option where losses are summed
+    method: ClassVar[str]
+    budget: Budget | None
+    theta_: Floats
+    request_: Any
+    _dimension: int
+    _more: Arrays
+
+    privacy_clip: float = option(
+        private.CLIP,
+        "With a budget of privacy: c, how far the residual of a prediction counts. A smaller one "
+        "has less noise beside it and lets large errors pass for small ones.",
+        above=0.0,
+    )
+    frequencies_per_round: int | Literal["all", "auto"] = option(
+        "auto",
+        "Frequencies, of all kernels together, whose gradients are sent: all clients send those of "
+        "the same ones, drawn publicly each round. With auto all in plain runs, and in secure ones "
+        "as many as the rule of counting allows.",
+        least=1,
+    )
+
+    def __init__(self, *, bandwidths: Iterable[float] | None = None, **common: Any) -> None:
+        super().__init__(**common)
+        if bandwidths is not None:
+            self.bandwidths = np.array(list(bandwidths), np.float64)
+        if not self.bandwidths.size or not np.all((self.bandwidths > 0) & (self.bandwidths < 1e9)):
+            raise OptionError(
+                "bandwidths are missing or not positive",
+                remedy="give numbers > 0",
+                code="FK-OPTION-RANGE",
+            )
+        self.kernels = self.bandwidths.size
+        self._released_frequencies = 0  # of a round of the run at hand, 0 for all
+
+    # -- the model
+
+    def model_arrays(self) -> Arrays:
+        """Return theta with all that is needed to build the features."""
+        return {"theta": self.theta_, "bandwidths": self.bandwidths}
+
+    def server_model(self) -> FittedModel | None:
+        """Return the model with the server's weights over the kernels, if it has some."""
+        weights = self.evaluation_weights()
+        if not weights.size:
+            return None
+        return FittedModel.of_server(self.method, "dictionary", *self.whole(weights[None]), ())
+
+    def whole(self, weights: Floats) -> tuple[Arrays, dict[str, Any]]:
+        """Return all that predictions need, with weights over the kernels, shape (clients, N)."""
+        names = ("features", "precision", "frequency_draw", "centre")
+        own = {name: getattr(self, name) for name in names}
+        return {**self.model_arrays(), "weights": weights}, {
+            **own,
+            "seed": self.run_seed,
+            "columns": self._dimension,
+        }
+
+    def first_parameters(self, dimension: int) -> Floats:
+        """Return theta = 0; before the first message all kernels weigh the same."""
+        if self.weighs == "losses":
+            self._more = {"losses": np.zeros(self.kernels), "gap": np.zeros(1)}
+        return np.zeros((self.kernels, 2 * self.features))
+
+    def evaluation_weights(self) -> Floats:
+        """Return the server's weights over the kernels, (N,); empty where clients have theirs."""
+        if self.weighs == "clients":
+            return np.zeros(0)
+        if self.weighs == "alike":
+            return np.full(self.kernels, 1.0 / self.kernels)
+        rule, rate = self.weight_fields().values()
+        return current_weights(rule, self._more["losses"], float(self._more["gap"][0]), rate)
+
+    def weigh(self, losses: Floats, answers: int) -> None:
+        """Enter the losses of all kernels, summed over the clients, into the weights."""
+        losses = losses / answers if self.loss_aggregation == "mean" else losses
+        rule, rate = self.weight_fields().values()
+        before, gap = self._more["losses"], float(self._more["gap"][0])
+        _, after, gap = kernel_weights(rule, before, losses[None], gap, rate)
+        self._more = {"losses": after, "gap": np.array([gap])}
+
+    def sent(self) -> list[NDArray[Any]]:
+        """Return theta in the precision in which clients get it, and the weights if they do."""
+        weights = [self.evaluation_weights()] if self.reply_class is wire.SharedReply else []
+        return [self.theta_.astype(self.precision), *weights]
+
+    def request(self, stream: dict[str, Any]) -> wire.StreamRequest:
+        """Ask for the gradients of all kernels, predicted with the server's weights."""
+        return wire.SharedRequest(
+            **stream,
+            **self.kernel_fields(),
+            weights=self.evaluation_weights(),
+            send_losses=self.weighs == "losses",
+        )
+
+    # -- what is summed in a round
+
+    def least_numbers(self, request: wire.KernelRequest) -> int:
+        """Return the numbers of one frequency of each kernel, if they are chosen; else of all."""
+        kernels, few = len(request.kernels_summed()), self.frequencies_per_round
+        most = kernels * self.features
+        if isinstance(few, str):
+            few = kernels if self._adapts(request) else most
+        return 2 * min(few, most) + request.losses()
+
+    def fit_release(self, unknowns: float, request: wire.KernelRequest) -> None:
+        """Choose how many frequencies' gradients are summed."""
+        given = self.frequencies_per_round
+        most = len(request.kernels_summed()) * self.features
+        wanted = most if isinstance(given, str) or request.chosen_alone else given
+        if self._adapts(request) and unknowns < 2 * most + request.losses():
+            wanted = int(unknowns - request.losses()) // 2
+        self._released_frequencies = wanted if 0 < wanted < most else 0
+
+    def _adapts(self, request: wire.KernelRequest) -> bool:
+        return self.frequencies_per_round == "auto" and not request.chosen_alone
+
+    def kernel_fields(self) -> dict[str, Any]:
+        """Return the fields of a ``KernelRequest``."""
+        theta, own = self.theta_.astype(self.precision), self.dictionary_fields()
+        if self.budget is not None:
+            own["clip"] = self.privacy_clip
+        return {**own, "released": self._released_frequencies, "theta": theta}
+
+    def evaluation(self, **stream: Any) -> wire.EvaluateRequest:
+        """Ask for the error of the predictions of held-out rows."""
+        return wire.EvaluateRequest(
+            **stream,
+            weights=self.evaluation_weights(),
+            **self.weight_fields(),
+            **self.kernel_fields(),
+        )
+
+    def gradients(self, total: Floats, answers: int) -> Floats:
+        """Return gradients and losses of what clients sum with a budget: see :mod:`.private`."""
+        request, losses = self.request_, self.request_.losses()
+        samples = answers * request.samples
+        penalty = self.regularization * samples * self.theta_[request.kernels_summed()]
+        found = total.copy()
+        found[: len(total) - losses] += request.pick(penalty).ravel()
+        found[: len(total) - losses] *= 2.0 / request.chance()
+        if losses:
+            found[-losses:] *= self.privacy_clip
+            squared = np.vecdot(self.theta_, self.theta_)
+            found[-losses:] += self.regularization * samples * squared
+        return found
+
+
+# -- POF-MKL
 
 DEFAULT_KERNELS_PER_ROUND = 25
 _FEW = 4  # clients whose sum hides them: sums of up to three samples have long been inverted
 _NEGLIGIBLE = 1e-9
 
 
-class POFMKL(PredictingStrategy, KernelOnlineStrategy):
+class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
     """Personalised online multi-kernel learning with few kernels per message.
 
     The server holds parameters theta_i for each of N kernels; every client keeps its own weights
@@ -114,10 +362,6 @@ class POFMKL(PredictingStrategy, KernelOnlineStrategy):
         self.selection = self.selection or ("bins" if self.step_size == "paper" else "subset")
         self.kernels_per_round = self._many()
 
-    def _reset(self) -> None:
-        super()._reset()
-        self._chosen = np.arange(0, dtype=np.int32)  # the shared kernels of the round
-
     def _many(self) -> int:
         """Return M of the run at hand."""
         if self._given is not None:
@@ -150,7 +394,6 @@ class POFMKL(PredictingStrategy, KernelOnlineStrategy):
         """Start from theta = 0; warn of what a private subset shows in spite of secure sums."""
         super().set_up(dimension)
         self.kernels_per_round = self._many()
-        self._chosen = np.arange(self._many(), dtype=np.int32)
         if self.lonely_kernels > _NEGLIGIBLE:
             logger.warning(
                 "in a round a kernel may be chosen by fewer than %d clients (chance up to %.1g): "
@@ -160,13 +403,6 @@ class POFMKL(PredictingStrategy, KernelOnlineStrategy):
                 self.lonely_kernels,
             )
 
-    def in_question(self) -> NDArray[np.int32]:
-        """Return the kernels of the round, all where clients choose their own."""
-        return self._chosen if self.subset == "shared" else super().in_question()
-
-    def _may_choose(self) -> bool:
-        return self.subset == "shared" or self._many() == self.kernels
-
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
         return {**super().options(), "kernels_per_round": self._many()}
@@ -174,7 +410,7 @@ class POFMKL(PredictingStrategy, KernelOnlineStrategy):
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees."""
         seen = super().privacy()
-        if not self._predicting and self.is_secure and self.lonely_kernels > _NEGLIGIBLE:
+        if self._model is None and self.is_secure and self.lonely_kernels > _NEGLIGIBLE:
             chance = f"{self.lonely_kernels:.1g} a round"
             few = f"gradients of kernels that few clients chose (chance up to {chance})"
             seen["server_sees"].append(few)
@@ -182,15 +418,12 @@ class POFMKL(PredictingStrategy, KernelOnlineStrategy):
 
     def request(self, stream: dict[str, Any]) -> wire.PersonalRequest:
         """Ask for the gradients of M kernels."""
-        many, shared = self._many(), self.subset == "shared"
-        if shared:
-            self._chosen = shared_subset(self.kernels, many, self.run_seed, self._number)
         return wire.PersonalRequest(
             **stream,
             **self.kernel_fields(),
             **self.weight_fields(),
-            kernels_per_round=many,
-            selection="shared" if shared else str(self.selection),
+            kernels_per_round=self._many(),
+            selection="shared" if self.subset == "shared" else str(self.selection),
             exploration=self.exploration,
             local_step=0.0 if self.step_size == "paper" else LOCAL_STEP,
         )
@@ -205,15 +438,10 @@ class POFMKL(PredictingStrategy, KernelOnlineStrategy):
             )
         return metrics
 
-    def reply_sizes(self) -> dict[str, int]:
-        """Return the shape of the gradients, as far as it is known."""
-        sizes = super().reply_sizes()
-        return {**sizes, "named": 0} if self._frequencies else {"width": sizes["width"]}
-
     def check_answer(self, partition: int, answer: Any) -> None:
         """Refuse kernels that do not exist, come twice or are too many."""
         super().check_answer(partition, answer)
-        if self._frequencies or not isinstance(answer, wire.PersonalReply):
+        if not isinstance(answer, wire.PersonalReply) or self.request_.released:
             return
         kernels, many = answer.kernels, self._many()
         if len(kernels) != len(answer.gradient):
@@ -228,10 +456,18 @@ class POFMKL(PredictingStrategy, KernelOnlineStrategy):
             raise ProtocolError(
                 f"it sends {kernels.size} kernels, {many} asked", code="FK-MESSAGE-FIELD"
             )
-        if self.subset == "shared" and not np.array_equal(kernels, self._chosen):
+        expected = self.request_.kernels_summed()
+        if self.subset == "shared" and not np.array_equal(kernels, expected):
             raise ProtocolError("its kernels are not those of the round", code="FK-MESSAGE-FIELD")
 
     # -- predictions with a model that was saved
+
+    predict_at_nodes = online.predict_at_nodes
+
+    @classmethod
+    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
+        """Return a strategy with the options of a model that was saved."""
+        return cls(**online.options_of(cls, meta), **more)
 
     def model_shapes(
         self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.method import option
+from fedkern_flwr.method import PrivateMethod, option
 from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import ridge, ridge_plan
 from fedkern_flwr.online.learning import CENTRE
-from fedkern_flwr.online.private import ridge_release, steadied
-from fedkern_flwr.privacy import Release
+from fedkern_flwr.online.private import steadied
 
-from .online import Floats
-from .online_models import PredictingStrategy, PrivateOnline
+from . import online
+from .online import Floats, OnlineStrategy
 
 _UNKNOWN = 2.0  # width where no sums tell the distance of rows: those of the unit ball
 
 
-class POFRLS(PredictingStrategy, PrivateOnline):
+class POFRLS(OnlineStrategy, PrivateMethod):
     """Personalised online federated kernel learning by recursive ridge regression.
 
     The clients sum products of their features, from which the server has the ridge regression of
@@ -65,8 +64,8 @@ class POFRLS(PredictingStrategy, PrivateOnline):
         "seed",
         "centre",
     )
-    facts = (*PredictingStrategy.facts, "summed", "shared")
-    fixed = PrivateOnline.fixed | {"step_size"}
+    model_facts = (*OnlineStrategy.model_facts, "summed", "shared")
+    fixed = OnlineStrategy.fixed | {"step_size"}
     in_sums = "products of features and labels, and statistics"
     sent_sums = "products of features and labels"
     to_clients = "the model, with inverses from which each client computes the sums of all others"
@@ -118,22 +117,16 @@ class POFRLS(PredictingStrategy, PrivateOnline):
         super()._reset()
         self.plan_ = ridge_plan.Plan()
         self.width_ = 0.0
-        self._dimension = 0
-        self._samples, self._rows, self._sums = 1, 1, False  # of the message at hand
         self._raw, self._kernels = np.zeros((0, 0)), np.zeros((0, 0, 0))
         self._begun = False
         self._variances = np.zeros(0)  # of the noise on the totals that forget nothing, and others
         self._solutions: list[tuple[int, Floats]] = []  # of raw columns, of features
 
-    def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
-        return {**super().options(), "centre": CENTRE}
+    def derived(self) -> dict[str, Any]:
+        """Return what follows from options and determines the model."""
+        return {"centre": CENTRE}
 
     # -- the plan of a run
-
-    def set_up(self, dimension: int) -> None:
-        """Start from nothing."""
-        self._dimension = dimension
 
     def plan_release(self, dimension: int) -> None:
         """Plan the messages.
@@ -192,16 +185,18 @@ class POFRLS(PredictingStrategy, PrivateOnline):
         if self.sums is None or private:
             return
         plan, numbers, found = self.plan_, 0, list[tuple[int, float]]()
+        raw = self._raw.shape[1] + wire.STATISTICS
+        some = len(self._kernels) * self._kernels.shape[2]
         self.note_windows(
             f"{plan.stops[0]} to {self._batch} samples per message, raw columns "
             f"{'summed' if plan.raw else 'not summed'}, {plan.features} of {self.features} "
             "frequencies",
             each * plan.stops[0],
         )
-        for before, start, stop, some in zip(
+        for before, start, stop, sums in zip(
             (0, *plan.stops), plan.starts, plan.stops, plan.sums, strict=False
         ):
-            numbers = self._length(sums=some) + wire.STATISTICS + (numbers if start < before else 0)
+            numbers = raw + sums * some + (numbers if start < before else 0)
             found.append((numbers, each * (stop - start)))
         self.note_release(dimension, *max(found, key=lambda one: one[0] / max(1.0, one[1])))
 
@@ -213,31 +208,18 @@ class POFRLS(PredictingStrategy, PrivateOnline):
         """Return how many samples a client has taken after so many messages."""
         return self.plan_.stops[number - 1] if number else 0
 
-    def _length(self, *, sums: bool) -> int:
-        return self._raw.shape[1] + sums * len(self._kernels) * self._kernels.shape[2]
-
-    def sum_length(self) -> int:
-        """Return how many numbers of each client are summed in this round."""
-        return self._length(sums=self._sums)
-
-    def reply_sizes(self) -> dict[str, int]:
-        """Return how many numbers come."""
-        return {"summed": self.sum_length()}
-
     # -- messages
 
     def request(self, stream: dict[str, Any]) -> wire.RidgeRequest:
         """Ask for the sums of a message."""
-        message, self._samples = self._number - 1, stream["samples"]
-        window = self.plan_.starts[message]
-        self._rows = stream["step"] + self._samples - window
-        self._sums = self.plan_.sums[message] and self.width_ > 0.0
-        return wire.RidgeRequest(**stream, **self.private_fields(), **self._fields(), window=window)
+        message = stream["round"] - 1
+        sums = self.plan_.sums[message] and self.width_ > 0.0
+        fields = {**self._fields(), "sums": sums, "window": self.plan_.starts[message]}
+        return wire.RidgeRequest(**stream, **fields)
 
-    def evaluation(self) -> wire.RidgeEvaluateRequest:
+    def evaluation(self, **stream: Any) -> wire.RidgeEvaluateRequest:
         """Ask for the error of the predictions of held-out rows."""
-        every = 1 if self.checkpoint else 0
-        return wire.RidgeEvaluateRequest(checkpoint_every=every, window=0, **self._fields(0))
+        return wire.RidgeEvaluateRequest(**stream, window=0, **self._fields(0))
 
     def _fields(self, most: float | None = None) -> dict[str, Any]:
         """Return what tells the global learners, with as many inverses as ``most`` numbers hold."""
@@ -262,7 +244,7 @@ class POFRLS(PredictingStrategy, PrivateOnline):
             "raw": bool(self.plan_.raw),
             "summed": self.plan_.features,
             "shared": self.plan_.kernels,
-            "sums": self._sums,
+            "sums": self.request_ is not None and self.request_.sums,
             "begun": self._begun,
             "inverses": inverses,
             "starts": np.concatenate([np.zeros(0), *(one.ravel() for one in cut)]),
@@ -291,39 +273,29 @@ class POFRLS(PredictingStrategy, PrivateOnline):
 
     # -- a budget of privacy
 
-    def plan_noise(self, **known: int) -> Release:
-        """Return the noise of the sums of a message."""
-        assert self.budget is not None
-        return ridge_release(
-            self.budget,
-            columns=self._dimension if self.plan_.raw else 0,
-            kernels=len(self._kernels) if self._sums else 0,
-            features=self.features,
-            summed=self.plan_.features,
-            **known,
-        )
-
     def gradients(self, total: Floats, answers: int) -> Floats:
         """Return the sums as they are without a budget; note how much noise the totals have."""
-        noise = self.noise()
+        noise, samples = self.noise(), self.request_.samples
         assert noise is not None
-        kept = np.array([1.0, self.forgetting ** (2 * self._samples)])[: len(self._variances)]
+        kept = np.array([1.0, self.forgetting ** (2 * samples)])[: len(self._variances)]
         self._variances = kept * self._variances + noise.noise.deviation(answers) ** 2
-        return total * ridge_plan.scale(self._samples)
+        return total * ridge_plan.scale(samples)
 
     # -- state
 
     def step(self, total: Floats, answers: int) -> None:
         """Add the sums of a message to those before, of which something may be forgotten."""
-        kept = [np.array([1.0, self.forgetting**n]) for n in (self._samples, self._rows)]
+        first, stop = self.request_.rows()
+        samples, rows = self.request_.samples, stop - first
+        kept = [np.array([1.0, self.forgetting**n]) for n in (samples, rows)]
         raw, rest = np.split(total, [self._raw.shape[1]])
         several = len(self._raw)
-        raw = raw / ridge_plan.scale(self._samples)
+        raw = raw / ridge_plan.scale(samples)
         self._raw = kept[0][:several, None] * self._raw + raw
         if self.plan_.raw and not self.width_:
             self.width_ = 2.0 * ridge.distance(self._raw[0], self._dimension + 1) or _UNKNOWN
         if rest.size:
-            rest = rest.reshape(len(self._kernels), 1, -1) / ridge_plan.scale(self._rows)
+            rest = rest.reshape(len(self._kernels), 1, -1) / ridge_plan.scale(rows)
             self._kernels = kept[1][:several, None] * self._kernels + rest
             self._begun = True
         self._solve()
@@ -332,22 +304,23 @@ class POFRLS(PredictingStrategy, PrivateOnline):
         """Return all sums, which is what a run can start from; clients get what follows from it."""
         return list(self.server_state().values())
 
-    def learned(self) -> tuple[Arrays, dict[str, Any]]:
+    def model_arrays(self) -> Arrays:
         """Return the coefficients of the global learners, with what builds the features.
 
         There is ``raw`` where raw columns were summed, and ``kernels`` where features were: not if
         the only messages with them were lost.
         """
-        if self._predicting:
-            return super().learned()
         arrays = {
             "kernels" if one.ndim == 3 else "raw": one[..., -features:].reshape(-1, features)
             for features, one in self._solutions
         }
         arrays["bandwidths"] = np.frombuffer(self._bandwidths(), "<f8")
-        summed = {"summed": self.plan_.features, "shared": self.plan_.kernels}
-        meta = {**super().learned()[1], **summed}
-        return {name: one for name, one in arrays.items() if one.size}, meta
+        return {name: one for name, one in arrays.items() if one.size}
+
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the model with how many kernels, and features of each, were summed."""
+        arrays, meta = super().learned()
+        return arrays, {**meta, "summed": self.plan_.features, "shared": self.plan_.kernels}
 
     def server_state(self) -> Arrays:
         """Return what follows from the first sums, and all sums."""
@@ -365,6 +338,13 @@ class POFRLS(PredictingStrategy, PrivateOnline):
         self._solve()
 
     # -- predictions with a model that was saved
+
+    predict_at_nodes = online.predict_at_nodes
+
+    @classmethod
+    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
+        """Return a strategy with the options of a model that was saved."""
+        return cls(**online.options_of(cls, meta), **more)
 
     def model_shapes(
         self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]

@@ -314,19 +314,11 @@ class GradientDescent:
 
     def __init__(self, step: float) -> None:
         self.step = step
+        self.state: Floats = np.zeros(0)  # nothing to remember
 
     def update(self, theta: Floats, gradient: Floats) -> None:
         """Move theta, shape (N, width), in place."""
         theta -= self.step * gradient
-
-    @property
-    def state(self) -> Floats:
-        """Nothing to remember."""
-        return np.zeros(0)
-
-    @state.setter
-    def state(self, value: Floats) -> None:
-        pass
 
 
 class AdaGradNorm:

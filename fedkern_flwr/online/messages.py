@@ -4,21 +4,31 @@ What a method learns from is a sum over the clients. ``add_to`` says which numbe
 where in it; the server sums plain replies with it, and in a secure run each client puts its own
 reply into an empty vector with it and masks that. Both ways are the same sum.
 
+Which sum a request asks for it says itself, see
+:meth:`StreamRequest.sum_specs`: the server orders that, and each node compares.
+
 Sizes: ``kernels`` N, ``width`` 2D (sines and cosines), ``chosen`` at most M, ``parameters`` of a
 network. Every request is complete in itself: a node needs nothing but its own table and state.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..exchange import SumSpec
 from ..kernels.random_features import Real
+from ..privacy import Budget, Release
+from ..secure_sum import Encoding
 from ..wire.message import Message, array
+from . import private, ridge
+from .learning import pick_frequencies, place_frequencies, shared_frequencies, shared_subset
 
 Floats = NDArray[np.float64]
+Chosen = NDArray[np.int32]
 
 #: Numbers in :meth:`StreamReport.statistics`.
 STATISTICS = 6
@@ -27,14 +37,37 @@ REGRET_SCALE = 1024.0
 #: Mean squared error that the mean of labels in [0, 1] has at most.
 LARGEST_VARIANCE = 0.25
 #: Names of the secure sums, and the public bound on each of their numbers.
-UPDATE_SUM, EVALUATE_SUM, SUM_BOUND = "update", "evaluate", 2.0**20
+UPDATE_SUM, EVALUATE_SUM, SUM_BOUND = private.UPDATE_SUM, "evaluate", 2.0**20
 
 
 # -- what requests and replies have in common
 
 
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is public of a run, for what its requests sum.
+
+    Attributes
+    ----------
+    columns : int
+        Features of a row.
+    parties, threshold : int
+        Clients of a sum; fewest over which one with self masks can be opened.
+    budget : Budget or None
+        What the run may cost in privacy.
+    """
+
+    columns: int
+    parties: int
+    threshold: int
+    budget: Budget | None = None
+
+
 class StreamRequest(Message):
     """What every request of an online method carries."""
+
+    #: Name of the secure sum that it asks for; none where nothing of it may be told in secure runs.
+    sum_name: ClassVar[str] = UPDATE_SUM
 
     session: str = ""
     round: int = 0  # from 1; a node refuses one that it has already done
@@ -47,6 +80,76 @@ class StreamRequest(Message):
     clip: float = 0.0
     most: int = 0
     messages: int = 0
+
+    # -- what it sums. The server orders it and a node compares: so it follows from the request and
+    # from facts that both know. ``sums`` is what POF-RLS calls a field on the wire
+
+    def sum_specs(self, facts: Facts) -> list[SumSpec]:
+        """Return the secure sums that it asks for."""
+        if not self.sum_name:
+            return []
+        length, release = 2, None  # of held-out rows: how many, and their squared error
+        if self.sum_name == UPDATE_SUM:
+            length = self.numbers(facts.columns)
+            release = None if facts.budget is None else self.release(facts, facts.budget)
+            # statistics are of all samples so far, which the noise of one message does not hide
+            length += STATISTICS if release is None else 0
+        spec = SumSpec(
+            name=self.sum_name,
+            encoding=Encoding.fixed_point(SUM_BOUND),
+            length=length,
+            self_masks=not self.whole,
+            everybody=True,
+            release=release,
+            rows=self.rows(),
+        )
+        return [spec]
+
+    def numbers(self, columns: int) -> int:
+        """Return how many numbers of each client the method sums, of so many columns."""
+        return 0
+
+    def rows(self) -> tuple[int, int]:
+        """Return the first sample that what is summed is made of, and the one after the last."""
+        return self.step, self.step + self.samples
+
+    def products(self, columns: int) -> list[tuple[int, int]]:
+        """Return of how many features products are summed, and from which sample on."""
+        return []
+
+    def release(self, facts: Facts, budget: Budget) -> Release | None:
+        """Return the noise of the sum; None where the method adds none, which nodes refuse."""
+        return None
+
+    def noise_problem(self) -> str:
+        """Return why noise would not hide a sample in the sum, if it would not."""
+        return ""
+
+    @property
+    def chosen_alone(self) -> bool:
+        """Whether each client sends the gradients of kernels that it has chosen by its weights."""
+        return False
+
+    def losses(self) -> int:
+        """Return how many losses are summed beside what the method learns from."""
+        return 0
+
+    def reply_sizes(self, columns: int) -> dict[str, int]:
+        """Return the sizes of dimensions that a reply must have."""
+        return {}
+
+    def _noise_problem(self, largest: float) -> str:
+        """Return what is wrong with a message whose samples add up to so much each."""
+        # else whether the sum fits, rounded as it is, would depend on values
+        if not 0.0 < self.samples * largest <= SUM_BOUND / 2 or self.messages < 1:
+            return "residuals without a bound"
+        return "" if self.samples <= self.most else "a message of more samples"
+
+    def _times(self, facts: Facts) -> dict[str, int]:
+        """Return how often a sum with noise is opened, and over how many parties."""
+        least = facts.parties if self.whole else facts.threshold
+        about = {"parties": facts.parties, "least": least}
+        return {"most": self.most, "messages": self.messages, **about}
 
 
 class DictionaryRequest(StreamRequest):
@@ -78,6 +181,66 @@ class KernelRequest(DictionaryRequest):
     # all. Then a gradient has a row, sine and cosine, for each of them
     released: int
     theta: Real = array("kernels", "width")
+
+    def kernels_summed(self) -> Chosen:
+        """Return the kernels whose gradients are summed; all where clients choose their own."""
+        return np.arange(len(self.theta), dtype=np.int32)
+
+    def chance(self) -> float:
+        """Return the probability with which a kernel was chosen that all clients sum."""
+        return len(self.kernels_summed()) / len(self.theta)
+
+    def numbers(self, columns: int) -> int:
+        """Return the numbers of gradients, sine and cosine of each frequency, and of losses."""
+        return 2 * self.frequencies() + self.losses()
+
+    def frequencies(self) -> int:
+        """Return of how many frequencies, of all kernels together, gradients are summed."""
+        return self.released or len(self.kernels_summed()) * self.features
+
+    def pick(self, gradient: NDArray[Any]) -> NDArray[Any]:
+        """Return what is summed of a gradient of kernels, (M, 2D): all, or (count, 2) of it."""
+        if not self.released:
+            return gradient
+        return pick_frequencies(gradient, self._picked(len(gradient)))
+
+    def spread(self, total: Floats) -> Floats:
+        """Return the gradient of all kernels, (N, 2D), from what was summed of gradients.
+
+        Where frequencies were chosen these are divided by the probability of the choice.
+        """
+        kernels, found = self.kernels_summed(), np.zeros(self.theta.shape)
+        shape = len(kernels), self.features
+        if self.released:
+            pairs = total.reshape(-1, 2) * (shape[0] * shape[1] / self.released)
+            found[kernels] = place_frequencies(pairs, self._picked(len(kernels)), *shape)
+        else:
+            found[kernels] = total.reshape(len(kernels), -1)
+        return found
+
+    def _picked(self, kernels: int) -> Chosen:
+        return shared_frequencies(kernels, self.features, self.released, self.seed, self.round)
+
+    def release(self, facts: Facts, budget: Budget) -> Release:
+        """Return the noise of the gradients and losses of a message."""
+        return private.update_release(
+            budget,
+            clip=self.clip,
+            pairs=self.frequencies(),
+            features=self.features,
+            losses=self.losses(),
+            **self._times(facts),
+        )
+
+    def noise_problem(self) -> str:
+        """Return why noise would not hide a sample in the sum, if it would not."""
+        return self._noise_problem(self.clip)
+
+    def reply_sizes(self, columns: int) -> dict[str, int]:
+        """Return the shape of the gradients, and the number of losses."""
+        width = 2 if self.released else 2 * self.features
+        chosen = 2 * self.frequencies() // width
+        return {"reported": self.losses(), "chosen": chosen, "width": width}
 
 
 class StreamReport(Message):
@@ -160,6 +323,28 @@ class PersonalRequest(KernelRequest, phase="online-personal"):
     # for none, as in the paper
     local_step: float = 0.0
 
+    def kernels_summed(self) -> Chosen:
+        """Return the kernels of the round, all where clients choose their own."""
+        kernels = len(self.theta)
+        if self.selection != "shared" or self.kernels_per_round >= kernels:
+            return super().kernels_summed()
+        return shared_subset(kernels, self.kernels_per_round, self.seed, self.round)
+
+    @property
+    def chosen_alone(self) -> bool:
+        """Whether each client sends the gradients of kernels that it has chosen by its weights."""
+        return self.selection != "shared" and self.kernels_per_round < len(self.theta)
+
+    def noise_problem(self) -> str:
+        """Return why noise would not hide a sample in the sum, if it would not."""
+        chosen = "kernels are chosen by weights of earlier samples" * self.chosen_alone
+        return chosen or super().noise_problem()
+
+    def reply_sizes(self, columns: int) -> dict[str, int]:
+        """Return the shape of the gradients, as far as it is known."""
+        sizes = super().reply_sizes(columns)
+        return {**sizes, "named": 0} if self.released else {"width": sizes["width"]}
+
 
 class PersonalReply(KernelReport, phase="online-personal"):
     """Gradients of the chosen kernels, divided by the probability of the choice (eq. 9)."""
@@ -186,6 +371,10 @@ class SharedRequest(KernelRequest, phase="online-shared"):
     send_losses: bool
     weights: Floats = array("kernels", dtype="float64")
 
+    def losses(self) -> int:
+        """Return how many losses are summed beside the gradients."""
+        return len(self.theta) if self.send_losses else 0
+
 
 class SharedReply(LossReport, phase="online-shared"):
     """Gradients of all kernels or chosen frequencies and, when asked for, all kernels' losses."""
@@ -198,6 +387,18 @@ class DrawnRequest(KernelRequest, phase="online-drawn"):
 
     kernel: int
     probability: float  # by which the gradient is divided
+
+    def kernels_summed(self) -> Chosen:
+        """Return the kernel that the server drew."""
+        return np.array([self.kernel], np.int32)
+
+    def losses(self) -> int:
+        """Return how many losses are summed beside the gradients."""
+        return len(self.theta)
+
+    def chance(self) -> float:
+        """Return the probability of the kernel drawn, 1 where gradients are not divided by it."""
+        return self.probability
 
 
 class DrawnReply(LossReport, phase="online-drawn"):
@@ -241,6 +442,40 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
     inverses: int  # so many of the global learners come with their inverses
     starts: Floats = array("numbers", dtype="float64")  # what the global learners begin from
 
+    def numbers(self, columns: int) -> int:
+        """Return the numbers of the sums of raw columns, and of the features of kernels."""
+        raw = ridge.numbers(columns + 1) if self.raw else 0
+        return raw + int(self.sums) * self.shared * ridge.numbers(2 * self.summed)
+
+    def rows(self) -> tuple[int, int]:
+        """Return the samples in the sums: those of features may be of earlier messages as well."""
+        return self.window, self.step + self.samples
+
+    def products(self, columns: int) -> list[tuple[int, int]]:
+        """Return of how many features products are summed, and from which sample on."""
+        raw = [(columns + 1, self.step)] if self.raw else []
+        return raw + ([(2 * self.summed, self.window)] if self.sums else [])
+
+    def release(self, facts: Facts, budget: Budget) -> Release:
+        """Return the noise of the sums of a message."""
+        return private.ridge_release(
+            budget,
+            columns=facts.columns if self.raw else 0,
+            kernels=self.shared if self.sums else 0,
+            features=self.features,
+            summed=self.summed,
+            **self._times(facts),
+        )
+
+    def noise_problem(self) -> str:
+        """Return why noise would not hide a sample in the sum, if it would not."""
+        earlier = "a sum of earlier messages' samples" if self.window != self.step else ""
+        return earlier or self._noise_problem(1.0)
+
+    def reply_sizes(self, columns: int) -> dict[str, int]:
+        """Return how many numbers come."""
+        return {"summed": self.numbers(columns)}
+
 
 class RidgeReply(KernelReport, phase="online-ridge"):
     """Sums of products of features and labels, over a public power of two."""
@@ -255,6 +490,8 @@ class RidgeReply(KernelReport, phase="online-ridge"):
 class RidgeEvaluateRequest(RidgeRequest, phase="online-ridge-evaluate"):
     """Predict the node's held-out rows with its mixture of learners."""
 
+    sum_name = EVALUATE_SUM
+
 
 # -- held-out rows
 
@@ -262,6 +499,7 @@ class RidgeEvaluateRequest(RidgeRequest, phase="online-ridge-evaluate"):
 class EvaluateRequest(KernelRequest, phase="online-evaluate"):
     """Predict the node's held-out rows with its own weights or, if given, with the server's."""
 
+    sum_name = EVALUATE_SUM
     pinned = ("weight_rule", "learning_rate")
 
     weight_rule: str
@@ -284,6 +522,8 @@ class RidgeEvaluateReply(EvaluateReply, phase="online-ridge-evaluate"):
 class PredictRequest(KernelRequest, phase="online-predict"):
     """Predict the node's held-out rows with the weights it kept of an earlier run; write them."""
 
+    sum_name = ""
+
     model: str  # session of the run that made the model
     weight_rule: str  # as in that run
     learning_rate: float
@@ -291,6 +531,8 @@ class PredictRequest(KernelRequest, phase="online-predict"):
 
 class RidgePredictRequest(RidgeRequest, phase="online-ridge-predict"):
     """The same with the mixture of learners that it kept."""
+
+    sum_name = ""
 
     model: str  # session of the run that made the model
 
@@ -319,6 +561,22 @@ class NetworkRequest(StreamRequest, phase="online-network"):
     inner_step: float  # step size of the adaptation
     parameters: Floats = array("parameters", dtype="float64")
 
+    def numbers(self, columns: int) -> int:
+        """Return the number of parameters."""
+        return self.parameters.size
+
+    def rows(self) -> tuple[int, int]:
+        """Return the samples of the message and those before, to which the network adapts."""
+        return max(0, self.step - self.samples), self.step + self.samples
+
+    def spread(self, total: Floats) -> Floats:
+        """Return the gradient, (1, parameters), from what was summed."""
+        return total[None]
+
+    def reply_sizes(self, columns: int) -> dict[str, int]:
+        """Return the number of parameters."""
+        return {"parameters": self.parameters.size}
+
 
 class NetworkReply(StreamReport, phase="online-network"):
     """First-order meta-gradient of the network."""
@@ -333,6 +591,8 @@ class NetworkReply(StreamReport, phase="online-network"):
 class NetworkEvaluateRequest(NetworkRequest, phase="online-network-evaluate"):
     """PerFedAvg: adapt to the ``samples`` rows before ``step``, predict the held-out rows."""
 
+    sum_name = EVALUATE_SUM
+
 
 class NetworkEvaluateReply(EvaluateReply, phase="online-network-evaluate"):
     """Squared error summed over the node's held-out rows."""
@@ -344,11 +604,16 @@ class NetworkEvaluateReply(EvaluateReply, phase="online-network-evaluate"):
 class LocalRequest(DictionaryRequest, phase="online-local"):
     """Local only: learn from the whole stream without anybody's help."""
 
+    sum_name = ""
     pinned = ("weight_rule", "learning_rate", "step_size")
 
     weight_rule: str
     learning_rate: float
     step_size: str
+
+    def reply_sizes(self, columns: int) -> dict[str, int]:
+        """Return the number of samples."""
+        return {"samples": self.samples}
 
 
 class LocalReply(KernelReport, phase="online-local"):

@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from ..kernels.random_features import Real
 from ..privacy import Budget, Release, plan_release
 from ..privacy import accounting as sensitivity
-from . import messages as wire
 from . import ridge
 
 Floats = NDArray[np.float64]
 
+#: Name of the sum of a message.
+UPDATE_SUM = "update"
 #: Clip of residuals of labels in [0, 1].
 CLIP = 0.1
 #: Bound of labels without their centre.
@@ -79,7 +80,7 @@ def update_release(
     whole = budget.unit == "party"
     moved = clip * math.sqrt(4.0 * pairs / features + losses) * _FLOAT32
     return plan_release(
-        wire.UPDATE_SUM,
+        UPDATE_SUM,
         budget,
         sensitivity=moved * (most if whole else 1),
         length=2 * pairs + losses,
@@ -108,24 +109,6 @@ def weighed_features(residuals: Floats, z: Real) -> Floats:
 def clipped_losses(residuals: Floats, clip: float) -> Floats:
     """Return the squares of clipped residuals over c, summed over samples: (B, N) -> (N,)."""
     return np.asarray((residuals**2).sum(axis=0) / clip)
-
-
-def summed(request: Any) -> tuple[int, int]:
-    """Return of how many kernels features are summed, and how many losses."""
-    if isinstance(request, wire.DrawnRequest):
-        return 1, len(request.theta)
-    if isinstance(request, wire.SharedRequest):
-        return len(request.theta), len(request.theta) if request.send_losses else 0
-    return min(request.kernels_per_round, len(request.theta)), 0
-
-
-def message_length(request: wire.KernelRequest | wire.RidgeRequest, columns: int) -> int:
-    """Return how many numbers a client with so many columns adds to the sum of a message."""
-    if isinstance(request, wire.RidgeRequest):
-        raw = ridge.numbers(columns + 1) if request.raw else 0
-        return raw + int(request.sums) * request.shared * ridge.numbers(2 * request.summed)
-    kernels, losses = summed(request)
-    return 2 * (request.released or kernels * request.features) + losses
 
 
 def ridge_release(
@@ -162,7 +145,7 @@ def ridge_release(
     square += kernels * sensitivity.ridge(2 * features, LABELS) ** 2
     length = ridge.numbers(columns + 1) * (columns > 0) + kernels * ridge.numbers(2 * summed)
     return plan_release(
-        wire.UPDATE_SUM,
+        UPDATE_SUM,
         budget,
         sensitivity=math.sqrt(square) * _FLOAT32 * (most if whole else 1),
         length=length,
@@ -172,8 +155,8 @@ def ridge_release(
     )
 
 
-def ridge_sum(request: wire.RidgeRequest, x: NDArray[Any], labels: Floats) -> Floats:
-    """Return what a client of POF-RLS adds: rows of shape (B, d), labels without their centre."""
+def ridge_sum(request: Any, x: NDArray[Any], labels: Floats) -> Floats:
+    """Return what a client adds by a ``RidgeRequest``: rows (B, d), labels without their centre."""
     y, parts = labels.clip(-LABELS, LABELS), [np.zeros(0)]
     if request.raw:
         inside = np.asarray(x, np.float64)

@@ -123,10 +123,7 @@ class IteratorSource:
 
     def take(self, place: Place, rows: int, wait: float) -> Found:
         """Return the next rows after a place."""
-        deadline = time.monotonic() + wait
-        x: list[Any] = []
-        y: list[float] = []
-        why: Counter[str] = Counter()
+        deadline, found = time.monotonic() + wait, _Rows(rows, width=len(self._columns))
         number, ended = place.offset, False
         if number < self._first:
             raise TableError(
@@ -138,22 +135,18 @@ class IteratorSource:
             self._ahead.popleft()
             self._first += 1
         at = 0
-        while len(y) < rows:
+        while len(found.y) < rows:
             if at == len(self._ahead) and not self._read(deadline):
                 ended = self._over
                 break
             item, at, number = self._ahead[at], at + 1, number + 1
-            problem = _pair(item, len(x[0]) if x else len(self._columns))
-            if problem:
-                why[problem] += 1
-                continue
-            x.append(np.asarray(item[0], np.float64))
-            y.append(float(item[1]))
-        width = len(x[0]) if x else len(self._columns)
-        after = Place(number, skipped=place.skipped + why.total())
-        return Found(
-            np.array(x, np.float64).reshape(len(y), width), np.array(y), None, after, why, ended
-        )
+            if problem := _pair(item, found.width):
+                found.why[problem] += 1
+            else:
+                found.width = len(item[0])  # of the first row, if no columns are named
+                found.put(item[0], float(item[1]))
+        after = Place(number, skipped=place.skipped + found.why.total())
+        return found.result(after, ended=ended, anew=False)
 
     _over = False
 
@@ -337,7 +330,7 @@ class _Rows:
     """Rows as they are read."""
 
     most: int
-    x: list[list[float]] = field(default_factory=list)
+    x: list[Any] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     why: Counter[str] = field(default_factory=Counter)
@@ -366,6 +359,10 @@ class _Rows:
             self.why[problems[0]] += 1
             return
         *features, target = (float(one) for one in wanted)
+        self.put(features, target, name)
+
+    def put(self, features: Any, target: float, name: str = "") -> None:
+        """Add a row that is one."""
         self.x.append(features)
         self.y.append(target)
         self.ids.append(name)

@@ -7,7 +7,7 @@ import numpy as np
 from fedkern_flwr.kernels.random_features import FeatureMap
 
 from ...strategies import Method
-from ...strategies.kernel_online import KernelOnlineStrategy
+from ...strategies.pof_mkl import KernelLearning
 from .online_data import Streams
 
 _CHUNK = 512  # rows at a time: memory 512 * N * 2D numbers
@@ -35,7 +35,7 @@ def server_regret(strategy: Method, prepared: Streams) -> float | None:
     ----------
     Ghari and Shen, NeurIPS 2022, eq. 12.
     """
-    if not isinstance(strategy, KernelOnlineStrategy):
+    if not isinstance(strategy, KernelLearning):
         return None
     shards = prepared.clients.shards
     x = np.concatenate([shard.x[: prepared.rounds] for shard in shards])

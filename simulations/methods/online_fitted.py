@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,8 @@ from fedkern_flwr.online.learning import current_weights
 
 from ...clients.pof_rls import mixture
 from ...strategies import POFRLS, LocalOnly, PerFedAvg
-from ...strategies.kernel_online import KernelOnlineStrategy
 from ...strategies.online import OnlineStrategy
+from ...strategies.pof_mkl import KernelLearning
 from .new_rows import Parts
 from .online_data import Streams
 
@@ -28,18 +28,18 @@ def whole_model(strategy: OnlineStrategy, prepared: Streams, state_dir: Path) ->
         return _lone(strategy, prepared, state_dir)
     if isinstance(strategy, POFRLS):
         return _mixtures(strategy, prepared, state_dir)
-    assert isinstance(strategy, KernelOnlineStrategy)
-    return _dictionary(strategy, prepared, state_dir)
+    assert isinstance(strategy, KernelLearning)
+    return _dictionary(strategy, _accounts(strategy, prepared, state_dir))
 
 
-def _dictionary(strategy: KernelOnlineStrategy, prepared: Streams, state_dir: Path) -> Parts:
+def _dictionary(strategy: KernelLearning, accounts: Iterable[StreamAccount]) -> Parts:
     """Return the parameters with the server's weights over the kernels, or each client's."""
     weights = strategy.evaluation_weights()[None]
     personal = not weights.size
     if personal:
         rule, rate = strategy.weight_fields().values()
         found = []
-        for account in _accounts(strategy, prepared, state_dir):
+        for account in accounts:
             account = account.of(strategy.kernels)
             found.append(current_weights(rule, account.losses, account.gap, rate))
         weights = np.array(found)

@@ -26,7 +26,7 @@ from scipy.optimize import brentq
 from zoo import SecureMean
 
 from fedkern_flwr.clients import KernelPCAClient
-from fedkern_flwr.clients.pof_mkl_private import message_sum
+from fedkern_flwr.clients.pof_mkl_samples import message_sum
 from fedkern_flwr.kernels.product import REST_SENSITIVITY, SENSITIVITY, features_of, moments
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.private import ridge_release, ridge_sum, update_release

@@ -123,10 +123,10 @@ class Seen(POFRLS):
 
     def step(self, total: Any, answers: int) -> None:
         """Read them from the sum."""
-        if self._number == 1:
+        if self.request_.round == 1:
             raw = total[: ridge.numbers(COLUMNS + 1) - COLUMNS - 1]
             triangle = np.zeros((COLUMNS + 1, COLUMNS + 1))
-            triangle[np.triu_indices(COLUMNS + 1)] = raw / ridge_plan.scale(self._samples)
+            triangle[np.triu_indices(COLUMNS + 1)] = raw / ridge_plan.scale(self.request_.samples)
             units = np.append(np.full(COLUMNS, UNIT), 1.0)
             gram = (triangle + np.triu(triangle, 1).T) * np.outer(units, units)
             self.rows_ = exposed_rows(np.rint(gram).astype(np.int64))
