@@ -1,15 +1,16 @@
 """Write a method of your own: a generator of rounds at the server, handlers at the clients.
 
 >>> from fedkern_flwr.method import Method, MethodClient, Sum, contributes, option
+>>> ROWS = Sum("rows", bound=1.0)  # what one row adds is at most 1
 >>> class Mean(Method):
 ...     method, title = "mean", "Mean"
 ...     def rounds(self, parties):
 ...         width = parties[0].features
-...         total = yield Sum("rows", {"count": (), "sum": (width,)}, bound=1.0)
+...         total = yield ROWS({"count": (), "sum": (width,)})
 ...         self.model_ = {"mean": total["sum"] / total["count"]}
 ...         return {"rows": int(total["count"].round())}
 >>> class MeanClient(MethodClient):
-...     @contributes("rows", bound=1.0)
+...     @contributes(ROWS)
 ...     def add_rows(self):
 ...         return {"count": len(self.x), "sum": self.x.sum(axis=0)}
 

@@ -21,11 +21,9 @@ from .orders import (
     refusal,
 )
 from .policy import NodePolicy
-from .record import RunRecord
 
 __all__ = [
     "NodePolicy",
-    "RunRecord",
     "check_cohort",
     "check_order",
     "check_own_rows",

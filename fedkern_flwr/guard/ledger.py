@@ -7,24 +7,26 @@ time take turns: a decision and the entries that follow from it are one transact
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError
+from ..secure_sum.crypto import KEY_BYTES
 from ..secure_sum.party import OTHER_PARTIES
 from .cells import needed_rows
-from .counting import Mode
 from .freeze import Freeze, changing, freeze_folder, open_freeze
 from .ledger_file import (
     LedgerFile,
@@ -36,9 +38,17 @@ from .ledger_file import (
     secret_key,
     value_of,
 )
-from .opened import Left, Opened, Opening, check_freeze, contents_of, frozen_rows, opened_sums
+from .opened import (
+    Left,
+    Opened,
+    Opening,
+    Rules,
+    check_freeze,
+    contents_of,
+    frozen_rows,
+    opened_sums,
+)
 from .orders import refusal
-from .policy import NodePolicy
 from .rows import OwnRows, Places, RowSet, Streamed, again, digest
 from .spending import Charge, charge, learned_rows, spent_in_all
 from .summaries import AboutRun, RunSummary, near_limits, run_summaries
@@ -46,9 +56,24 @@ from .summaries import AboutRun, RunSummary, near_limits, run_summaries
 logger = logging.getLogger("fedkern_flwr")
 
 Run = dict[str, Any]  # a row of the table of runs
+Asked = TypeVar("Asked", bound=Callable[..., Any])
 
 NO_ROWS = np.zeros(0, np.int64)
 NOT_ENDED = "it has not ended"
+_FAILURES = 3  # over all runs: each may tell something of values
+
+
+def otherwise(nothing: Any) -> Callable[[Asked], Asked]:
+    """Have a method return ``nothing`` where the node has no folder, and so remembers nothing."""
+
+    def mark(method: Asked) -> Asked:
+        @functools.wraps(method)
+        def asked(ledger: NodeLedger, *about: Any, **more: Any) -> Any:
+            return method(ledger, *about, **more) if ledger.counts else nothing
+
+        return asked  # type: ignore[return-value]
+
+    return mark
 
 
 class NodeLedger:
@@ -56,19 +81,41 @@ class NodeLedger:
 
     Parameters
     ----------
-    folder : Path
-        The node's own folder.
+    folder : Path or None
+        The node's own folder. Without one nothing is remembered from run to run: nothing is
+        entered, and what is asked is answered as at a new node.
     partition : int
         Which node it is: several on one machine may share a folder.
+    rules : Rules
+        What its owner allows, and what the client that answers says of its rows.
+    simulated : bool (default: False)
+        Whether the node is one of a simulation.
+
+    Attributes
+    ----------
+    counts : bool
+        Whether it counts what is opened, over all runs.
     """
 
-    def __init__(self, folder: Path, partition: int = 0) -> None:
-        self.partition, self.file = partition, LedgerFile(folder)
+    file: LedgerFile
+
+    def __init__(
+        self,
+        folder: Path | None,
+        partition: int = 0,
+        rules: Rules = Rules(),  # noqa: B008 - it is frozen
+        *,
+        simulated: bool = False,
+    ) -> None:
+        self.folder, self.partition, self.rules = folder, partition, rules
+        self.simulated, self.counts = simulated, folder is not None
+        if folder is not None:
+            self.file = LedgerFile(folder)
 
     @property
     def exists(self) -> bool:
-        """Whether there is a ledger; it is made when it is first written."""
-        return self.file.path.is_file()
+        """Whether there is a ledger: it is made when it is first written, and to look is not to."""
+        return self.counts and self.file.path.is_file()
 
     def make(self) -> None:
         """Make the ledger of a new node; one that is there stays."""
@@ -145,9 +192,8 @@ class NodeLedger:
             )
             return near_limits(db)
 
-    def freeze(
-        self, session: str, rows: OwnRows, places: Places | None, *, least: int, apart: str = ""
-    ) -> Left:
+    @otherwise(Left())
+    def freeze(self, session: str, rows: OwnRows, places: Places | None = None) -> Left:
         """Freeze the rows of a client, or find them in the freeze that there is.
 
         Parameters
@@ -159,10 +205,6 @@ class NodeLedger:
         places : ndarray of int64, optional
             Of a client that has read frozen files: the number of each row in the freeze, -1 for one
             that is in no block.
-        least : int
-            Rows of a block, at least.
-        apart : str
-            Name of a freeze beside that of the node's table.
 
         Returns
         -------
@@ -174,23 +216,21 @@ class NodeLedger:
         RefusedError
             They have changed, and the changes form no whole blocks.
         """
-        with self.file.writing() as db:
-            run, folder = self._run(db, session), self._folder(apart)
-            sums = opened_sums(db, self.partition, apart)
-            mark = check_freeze(db, open_freeze(folder), sums)
+        with self._within(session) as (db, run):
+            sums = opened_sums(db, self.partition, self.rules.apart)
+            mark = check_freeze(db, open_freeze(self._folder), sums)
             if places is None:
-                places = self._same_table(db, run, open_freeze(folder))
+                places = self._same_table(db, run, open_freeze(self._folder))
             if places is None:
-                lot: Any = {"needed": needed_rows(sums), "least": least, "ledger": mark}
-                places = self._freeze_arrays(folder, rows, **lot)
-            freeze = open_freeze(folder)
-            left = Left(*json.loads(run["planned"])) if run["planned"] else None
+                places = self._freeze_arrays(rows, needed=needed_rows(sums), ledger=mark)
+            freeze = open_freeze(self._folder)
             kept = keep_array(db, places.tobytes()), contents_of(db, freeze, places)
             db.execute("UPDATE runs SET places = ?, frozen = ? WHERE id = ?", (*kept, run["id"]))
-            if left is None:
-                left = Opened(db, run["id"], freeze, apart).plan()
-                plan = json.dumps(left), run["id"]
-                db.execute("UPDATE runs SET planned = ? WHERE id = ?", plan)
+            if run["planned"]:
+                return Left(*json.loads(run["planned"]))
+            left = Opened(db, run["id"], freeze, self.rules).plan()
+            plan = json.dumps(left), run["id"]
+            db.execute("UPDATE runs SET planned = ? WHERE id = ?", plan)
             return left
 
     def _same_table(self, db: sqlite3.Connection, run: Run, freeze: Freeze) -> Places | None:
@@ -207,21 +247,20 @@ class NodeLedger:
                 return places
         return None
 
-    def _freeze_arrays(
-        self, folder: Path, own: OwnRows, *, needed: int, least: int, ledger: str
-    ) -> Places:
+    def _freeze_arrays(self, own: OwnRows, *, needed: int, ledger: str) -> Places:
         """Freeze the rows of a client that has arrays; return their places.
 
         Raises
         ------
         RefusedError
         """
-        rows, freeze = own.rows(), Freeze.load(folder)
+        rows, freeze = own.rows(), Freeze.load(self._folder)
         if freeze is None:
+            least = self.rules.policy.min_own_rows if self.rules.records else 1
             freeze, change = Freeze.deal(rows, least=least, ledger=ledger)
         else:
             change = freeze.update(rows, needed=needed)
-        freeze.save(folder)
+        freeze.save(self._folder)
         places = freeze.places(rows)
         if any(change.waiting.values()):
             logger.warning("%s", change)
@@ -233,19 +272,23 @@ class NodeLedger:
             )
         return places
 
-    def parts(self, session: str) -> NDArray[np.int8]:
-        """Return for each own row of a run its part of the freeze, -1 for one that is not in it."""
-        with self.file.open() as db:
-            run, freeze = self._run(db, session), open_freeze(self._folder())
+    @otherwise(None)
+    def parts(self, session: str) -> NDArray[np.int8] | None:
+        """Return for each own row of a run its part: 0 is held out, 1 to 5 are folds, -1 none."""
+        with self._within(session) as (db, run):
+            freeze = open_freeze(self._folder)
             rows = frozen_rows(db, freeze, run["places"], run["frozen"])
             found: NDArray[np.int8] = freeze.blocks["part"][freeze.block[rows]]
             return np.where(rows < 0, np.int8(-1), found)
 
-    def lasting_secret(self, purpose: bytes) -> bytes:
-        """Return 32 bytes that last until a change of the table could not wait."""
-        generation = open_freeze(self._folder()).generation
+    @otherwise(None)
+    def lasting_secret(self, purpose: bytes) -> bytes | None:
+        """Return 32 bytes that last until a change of the table could not wait; None if none do.
+
+        What is drawn from them is the same in all runs, so that a repeated run is free.
+        """
+        place = b"%s/%d" % (purpose, open_freeze(self._folder).generation)
         with self.file.writing() as db:
-            place = b"%s/%d" % (purpose, generation)
             return b"".join(
                 digest(secret_key(db), b"lasting", place, half) for half in (b"0", b"1")
             )
@@ -254,12 +297,7 @@ class NodeLedger:
         self,
         session: str,
         sums: Iterable[Opening],
-        policy: NodePolicy,
         *,
-        mode: Mode = "refuse",
-        records: bool = True,
-        enough: int = 3,
-        apart: str = "",
         charges: Sequence[Charge] = (),
         taken: RowSet | None = None,
         shown: Mapping[str, str] = MappingProxyType({}),
@@ -272,12 +310,6 @@ class NodeLedger:
             Name of the run.
         sums : iterable of Opening
             What is summed, or opened.
-        policy : NodePolicy
-            What the node's owner allows.
-        mode, records, enough
-            See :meth:`~fedkern_flwr.guard.opened.Opened.enter`.
-        apart : str
-            Name of a freeze beside that of the node's table.
         charges : sequence of Charge
             What is released with noise.
         taken : RowSet, optional
@@ -298,24 +330,22 @@ class NodeLedger:
         ProtocolError
             The run was not opened here.
         """
-        with self.file.writing() as db:
-            run, said = self._run(db, session), list[str]()
-            number, learned = run["id"], run["learned"]
+        with self._within(session) as (db, run):
+            number, learned, said = run["id"], run["learned"], list[str]()
             if sums := list(sums):
-                how: Any = {"mode": mode, "records": records, "enough": enough}
-                with changing(self._folder(apart)) as freeze:
-                    opened, own = Opened(db, number, freeze, apart), NO_ROWS
+                with changing(self._folder) as freeze:
+                    opened, own = Opened(db, number, freeze, self.rules), NO_ROWS
                     if any(not one.again and (one.rows is None or len(one.rows)) for one in sums):
                         own = frozen_rows(db, freeze, run["places"], run["frozen"])
                     for one in sums:
                         if one.again:
-                            opened.open_again(one, policy, enough=enough)
+                            opened.open_again(one)
                             continue
                         if one.share:
                             self._check_streamed(db, number)
                         rows = own[:learned] if one.rows is None or not len(own) else own[one.rows]
-                        said.append(opened.enter(one, rows, policy, **how))
-            charge(db, number, charges, policy, taken=taken)
+                        said.append(opened.enter(one, rows))
+            charge(db, number, charges, self.rules.policy, taken=taken)
             self._keep_shown(db, number, shown)
             return [problem for problem in said if problem]
 
@@ -338,18 +368,26 @@ class NodeLedger:
                     code="FK-ORDER-PARTIES",
                 )
 
-    def record(self, session: str) -> str:
-        """Return the node's record of a run; nothing of one that it does not know."""
+    @otherwise(None)
+    def record(self, session: str) -> str | None:
+        """Return the node's record of a run; nothing of one that it does not know.
+
+        None where nothing is remembered from run to run.
+        """
+        if not self.exists:
+            return ""
         with self.file.open() as db:
             run = self._find(db, session)
             return "" if run is None else str(run["record"])
 
+    @otherwise(None)
     def keep_record(self, session: str, record: str) -> None:
         """Keep the node's record of a run, before what it is about leaves the node."""
         with self.file.writing() as db:
             place = record, digest(secret_key(db), session.encode()), self.partition
             db.execute("UPDATE runs SET record = ? WHERE session = ? AND partition = ?", place)
 
+    @otherwise(None)
     def fail(self) -> None:
         """Count a failure that may depend on values, over all runs."""
         with self.file.writing() as db:
@@ -363,6 +401,20 @@ class NodeLedger:
             if reset:
                 keep_fact(db, self.partition, "failures", 0)
             return number
+
+    def check_failures(self) -> None:
+        """Refuse all runs of a node at which too many failed by values.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if self.exists and self.failures() >= _FAILURES:
+            raise refusal(
+                f"{_FAILURES} runs have failed here by values of rows",
+                remedy="its owner looks at its log, then `fedkern node freeze --reset-failures`",
+                code="FK-NODE-FAILURES",
+            )
 
     def has_exact_sums(self, session: str) -> bool:
         """Tell whether other runs of this node have summed without noise."""
@@ -379,29 +431,42 @@ class NodeLedger:
         with self.file.open() as db:
             return spent_in_all(db, self.partition)
 
-    def told_counts(self) -> dict[str, dict[str, Any]]:
+    @otherwise(MappingProxyType({}))
+    def told_counts(self) -> Mapping[str, dict[str, Any]]:
         """Return column of text -> counts of its categories, as they were last told in a sum."""
         with self.file.open() as db:
             return dict(json.loads(fact(db, self.partition, "categories") or "{}"))
 
+    @otherwise(None)
     def keep_counts(self, told: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep what is told of the categories of columns, before it leaves the node."""
         with self.file.writing() as db:
             keep_fact(db, self.partition, "categories", json.dumps(told))
 
-    def noise_key(self, session: str) -> bytes:
-        """Return the key of the noise of a run: the same until the run is over."""
-        with self.file.writing() as db:
-            run = self._run(db, session)
+    def noise_key(self, session: str, known: bytes = b"") -> bytes:
+        """Return the key of the noise of a run: the same until the run is over.
+
+        Without a folder it is the one that is ``known``, if there is one.
+        """
+        if not self.counts:
+            return known or secrets.token_bytes(KEY_BYTES)
+        with self._within(session) as (db, run):
             key = bytes(run["noise"]) or secrets.token_bytes(32)
             db.execute("UPDATE runs SET noise = ? WHERE id = ?", (key, run["id"]))
             return key
 
     def split_key(self) -> bytes:
-        """Return the key by which held-out rows are dealt to calibration and report, for good."""
+        """Return the key by which held-out rows are dealt to calibration and report.
+
+        It is this node's own, and the same in all runs if there is a folder. In simulations it is
+        empty: three engines must deal the same halves.
+        """
+        if not self.counts:
+            return b"" if self.simulated else secrets.token_bytes(KEY_BYTES)
         with self.file.writing() as db:
             return digest(secret_key(db), b"halves of held-out rows")
 
+    @otherwise(None)
     def end_run(self, session: str) -> None:
         """Note that a run has ended, and erase the key of its noise."""
         with self.file.writing() as db:
@@ -410,12 +475,7 @@ class NodeLedger:
             db.execute(query, place)
 
     def tell(
-        self,
-        session: str,
-        asked: str,
-        rows: NDArray[np.integer[Any]],
-        figures: list[float],
-        policy: NodePolicy,
+        self, session: str, asked: str, rows: NDArray[np.integer[Any]], figures: list[float]
     ) -> list[float]:
         """Enter figures about held-out rows; return those to tell: asked again, those told before.
 
@@ -429,16 +489,14 @@ class NodeLedger:
             The rows that they are about, by their places in the table.
         figures : list of float
             As computed now.
-        policy : NodePolicy
-            What the node's owner allows.
 
         Raises
         ------
         RefusedError
             Figures about these rows were told too often, in all runs.
         """
-        with self.file.writing() as db:
-            run = self._run(db, session)
+        policy = self.rules.policy
+        with self._within(session) as (db, run):
             place = run["id"], digest(secret_key(db), asked.encode())
             told = value_of(db, "SELECT told FROM evaluations WHERE run = ? AND asked = ?", *place)
             if told is not None:
@@ -462,6 +520,7 @@ class NodeLedger:
             db.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?)", entry)
             return figures
 
+    @otherwise(None)
     def refuse(self, session: str, rule: str) -> None:
         """Count a refusal."""
         with self.file.writing() as db:
@@ -474,6 +533,7 @@ class NodeLedger:
 
     # -- streams, whose rows are entered when they take part, and never twice
 
+    @otherwise("")
     def place(self) -> str:
         """Return where this node's stream goes on; nothing at first."""
         with self.file.open() as db:
@@ -491,8 +551,8 @@ class NodeLedger:
         RefusedError
             Some took part before. Nothing is entered then.
         """
-        with self.file.writing() as db:
-            run, rows = self._run(db, session)["id"], self._name_rows(db, taken)
+        with self._within(session) as (db, known):
+            run, rows = known["id"], self._name_rows(db, taken)
             before = self._runs_with(db, rows) if compare else set()
             if run in before or len(np.unique(rows.names)) < len(rows):
                 remedy = "name an id-column whose values come once"
@@ -599,23 +659,32 @@ class NodeLedger:
 
     # -- pieces
 
-    def _folder(self, apart: str = "") -> Path:
-        """Return the folder of the node's freeze."""
-        return freeze_folder(self.file.path.parent, self.partition, apart)
+    @property
+    def _folder(self) -> Path:
+        """The folder of the node's freeze."""
+        return freeze_folder(self.file.path.parent, self.partition, self.rules.apart)
 
-    def _run(self, db: sqlite3.Connection, session: str) -> Run:
-        """Return what the ledger has of a run."""
-        run = self._find(db, session)
-        if run is None:
-            raise ProtocolError(
-                "its ledger knows nothing of this run",
-                remedy="leave ledger.sqlite where it is, and start the run again",
-                code="FK-LEDGER-GONE",
-            )
-        return run
+    @contextmanager
+    def _within(self, session: str) -> Iterator[tuple[sqlite3.Connection, Run]]:
+        """Open the file to write of a run, with what the ledger has of it.
+
+        Raises
+        ------
+        ProtocolError
+            It has nothing.
+        """
+        with self.file.writing() as db:
+            run = self._find(db, session)
+            if run is None:
+                raise ProtocolError(
+                    "its ledger knows nothing of this run",
+                    remedy="leave ledger.sqlite where it is, and start the run again",
+                    code="FK-LEDGER-GONE",
+                )
+            yield db, run
 
     def _find(self, db: sqlite3.Connection, session: str) -> Run | None:
-        """Return the same; None of a run that is not there."""
+        """Return what the ledger has of a run; None of one that is not there."""
         place = digest(secret_key(db), session.encode()), self.partition
         found = db.execute("SELECT * FROM runs WHERE session = ? AND partition = ?", place)
         names = [name for name, *_ in found.description]

@@ -34,6 +34,31 @@ from .policy import NodePolicy
 from .rows import Places, digest
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a node's guard is asked with: its owner's policy, and what the client says of its rows.
+
+    Attributes
+    ----------
+    policy : NodePolicy
+        What the node's owner allows.
+    mode : {"refuse", "warn", "off"}
+        What is done where more numbers would be opened than there are unknowns.
+    records : bool
+        Whether the rows are records that must hide among each other.
+    enough : int
+        Parties of a sum that suffice, by what the method states.
+    apart : str
+        Name of the freeze of the rows, where they are others than the node's table; else empty.
+    """
+
+    policy: NodePolicy = NodePolicy()
+    mode: Mode = "refuse"
+    records: bool = True
+    enough: int = 3
+    apart: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Opening:
     """A sum that a node is about to contribute to, or helps to open.
@@ -122,17 +147,17 @@ class Opened:
         Number of the run at hand.
     freeze : Freeze
         Of the node; changed in place where a sum cuts blocks.
-    apart : str
-        What answers, where its rows are frozen apart; else empty.
+    rules : Rules
+        What the sums are compared with.
     """
 
-    def __init__(self, db: sqlite3.Connection, run: int, freeze: Freeze, apart: str) -> None:
+    def __init__(self, db: sqlite3.Connection, run: int, freeze: Freeze, rules: Rules) -> None:
         self.db, self.key, self.run = db, secret_key(db), run
-        self.freeze, self.apart = freeze, apart
+        self.freeze, self.rules = freeze, rules
         query = "SELECT kind, partition FROM runs WHERE id = ?"
         self.kind, self.partition = db.execute(query, (run,)).fetchone()
-        self.sums = opened_sums(db, self.partition, apart)
-        self.each = opened_sums(db, self.partition, apart, each=True)
+        self.sums = opened_sums(db, self.partition, rules.apart)
+        self.each = opened_sums(db, self.partition, rules.apart, each=True)
 
     # -- before a run
 
@@ -145,7 +170,7 @@ class Opened:
             " WHERE partition = ? AND kind = ? AND apart = ? AND opened.how <> ''"
             " AND function <> x'' GROUP BY function ORDER BY max(opened.id) DESC"
         )
-        place = self.partition, self.kind, self.apart
+        place = self.partition, self.kind, self.rules.apart
         for function, how in self.db.execute(query, place).fetchall():
             numbers = repeated(*about, function)
             if numbers and self._same_contents(function):
@@ -154,16 +179,7 @@ class Opened:
 
     # -- a sum
 
-    def enter(
-        self,
-        one: Opening,
-        rows: Places,
-        policy: NodePolicy,
-        *,
-        mode: Mode,
-        records: bool,
-        enough: int,
-    ) -> str:
+    def enter(self, one: Opening, rows: Places) -> str:
         """Enter a sum; return what is wrong with it if it is only warned of.
 
         Parameters
@@ -172,14 +188,6 @@ class Opened:
             The sum.
         rows : ndarray of int64
             Numbers of its rows in the freeze.
-        policy : NodePolicy
-            What the node's owner allows.
-        mode : {"refuse", "warn", "off"}
-            What is done where more numbers would be opened than there are unknowns.
-        records : bool
-            Whether the rows are records that must hide among each other.
-        enough : int
-            Parties that suffice, by what the method states.
 
         Raises
         ------
@@ -216,14 +224,14 @@ class Opened:
         if function not in (None, new.function):  # of another function as well: they have none
             new = replace(new, function=b"")
         if one.parties and one.done:
-            self._check_parties(new, policy, enough)
-        said = self._check(new, one, policy, mode=mode, records=records)
+            self._check_parties(new)
+        said = self._check(new, one)
         self._keep(new, about, one, len(there), values + value)
         if not one.each:
             self.sums = [*(s for s in self.sums if not same(s, new)), new]
         return said
 
-    def open_again(self, one: Opening, policy: NodePolicy, *, enough: int) -> None:
+    def open_again(self, one: Opening) -> None:
         """Enter that sums are opened which this run has entered before, over these parties.
 
         Raises
@@ -238,16 +246,17 @@ class Opened:
         ).fetchall()
         for about, blocks, each, rows in found:
             new = self._sum(one, _numbers(blocks), cohort, 0.0)
-            self._check_parties(new, policy, enough)
+            self._check_parties(new)
             self._keep(new, about, replace(one, each=bool(each)), rows, b"")
 
     def _cohort(self, one: Opening) -> list[bytes]:
         """Return the digests of the pinned keys of the parties."""
         return sorted(digest(self.key, k)[:KEY_BYTES] for k in one.cohort or ())
 
-    def _check_parties(self, new: Sum, policy: NodePolicy, enough: int) -> None:
+    def _check_parties(self, new: Sum) -> None:
         """Refuse other parties than those with which its rows were summed before."""
-        least, allowed = policy.least_parties(enough), policy.allow_party_change
+        policy = self.rules.policy
+        least, allowed = policy.least_parties(self.rules.enough), policy.allow_party_change
         known = [*self.sums, *self.each]
         check_parties(self.freeze.blocks, known, new, least=least, allow_one=allowed)
 
@@ -269,7 +278,7 @@ class Opened:
             **vars(new),
             "blocks": np.array(sorted(new.blocks), "<i4").tobytes(),
             "cohort": b"".join(sorted(new.cohort)),
-            **{"apart": self.apart, "about": about, "rows": rows, "functions": values},
+            **{"apart": self.rules.apart, "about": about, "rows": rows, "functions": values},
             **{name: getattr(one, name) for name in ("parties", "each", "how")},
         }
         del entry["kind"]  # that of the run
@@ -282,15 +291,13 @@ class Opened:
             entry,
         )
 
-    def _check(
-        self, new: Sum, one: Opening, policy: NodePolicy, *, mode: Mode, records: bool
-    ) -> str:
+    def _check(self, new: Sum, one: Opening) -> str:
         """Refuse a sum, or return what is wrong with it."""
-        blocks, least = self.freeze.blocks, policy.min_own_rows
+        blocks, least, mode = self.freeze.blocks, self.rules.policy.min_own_rows, self.rules.mode
         if one.each:
             return ""
         rows = int(blocks["rows"][sorted(new.blocks)].sum())
-        if not one.share and (records or rows >= least):
+        if not one.share and (self.rules.records or rows >= least):
             check_rows(blocks, self.sums, new, least=least, parts=one.parts)
         if mode == "off" or not new.numbers:
             return ""

@@ -17,7 +17,7 @@ from flwr.app import RecordDict
 from zoo import WAYS
 
 from fedkern_flwr.clients import SVMClient
-from fedkern_flwr.guard import RunRecord
+from fedkern_flwr.node.state import RunRecord
 from fedkern_flwr.wire import DescribeRequest, sums
 
 HELD_OUT = 16  # the first of them that an active party announces

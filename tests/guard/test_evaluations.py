@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from refusals import refused, refuses
 from summing_nodes import ENCODING, Nodes, SummingClient, opening, work
 
-from fedkern_flwr.guard import NodePolicy, RunRecord
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.guard.record import Asked, check_model, enter, too_few
-from fedkern_flwr.node.state import SessionState
+from fedkern_flwr.guard.orders import too_few
+from fedkern_flwr.node.state import Asked, RunRecord, SessionState
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.wire import DescribeRequest
 
@@ -48,11 +48,11 @@ def test_of_two_parties_each_has_enough_rows(tests: list[int], alone: bool, leas
 @given(blobs, blobs)
 def test_a_run_judges_one_model(one: list[bytes], two: list[bytes]) -> None:
     record, (first, second) = RunRecord("run"), (Asked.of("a", b"", m) for m in (one, two))
-    check_model(record, first)
-    check_model(record, first)
-    check_model(record, Asked.of("b", b"", two))
+    record.check_model(first)
+    record.check_model(first)
+    record.check_model(Asked.of("b", b"", two))
     if one != two:
-        refuses("FK-ORDER-MODEL", check_model, record, second)
+        refuses("FK-ORDER-MODEL", record.check_model, second)
 
 
 @pytest.mark.promise("guard-evaluations")
@@ -65,9 +65,9 @@ def test_each_set_of_rows_is_judged_so_often(asked: list[tuple[int, int]], most:
         what = Asked.of("figures", bytes([rows]), [bytes([model])])
         seen = sum(1 for known in told if known[0] == rows)
         if (rows, model) not in told and seen >= most:
-            refuses("FK-POLICY-EVALUATIONS", enter, record, what, [float(number)], policy)
+            refuses("FK-POLICY-EVALUATIONS", record.tell, what, [float(number)], policy)
             continue
-        found = enter(record, what, [float(number)], policy)
+        found = record.tell(what, [float(number)], policy)
         assert found == told.setdefault((rows, model), [float(number)])
 
 
