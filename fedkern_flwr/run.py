@@ -52,18 +52,21 @@ _AGAIN = ": others have erased what would make it anew"
 
 
 class Program(Protocol):
-    """All that a run knows of its method.
+    """All that a run knows of its method: ten names, of which each method has defaults.
+
+    Its options are handed to the run as :class:`RunRules`, its generator to :meth:`Run.drive`.
 
     Attributes
     ----------
     planned : int
-        How many rounds, or exchanges, the run will take, for its progress.
+        How many rounds, or exchanges, the run will take, for its progress: the generator sets it.
     saved_, saved_meta_ : dict
-        What the last ``Save`` kept, in a run that is resumed; else empty.
+        What the last ``Save`` kept, in a run that is resumed; else empty. The run writes them
+        before it starts the generator, which goes on from them.
     kept_ : int or None
-        The exchange after which the clients kept what they go on from.
+        The exchange after which the clients kept what they go on from; written with them.
     spent_ : set of int
-        Partitions that have opened what is opened once.
+        Partitions that have opened what is opened once; written with them. No sum waits for these.
     """
 
     planned: int
@@ -194,6 +197,7 @@ class Run:
         self.program, self.rules, self.nodes = program, rules, nodes
         self.grid, self.timeout, self.log = grid, timeout, log
         self.noise, self.tell, self.show = noise, tell, show
+        self._sums: Any = nodes.sums  # None in a run that takes none
         self.over = False
         self.deliveries: dict[int, list[Deliver]] = {}
         self._outcome = Outcome()  # of the exchange at hand
@@ -613,7 +617,7 @@ class Run:
             term.key: self._sums.order(
                 self._bound(step, term, requests) if term.bound else term.name,
                 term.length,
-                term.ordered,
+                term.encoding.noisy(term.noise),
                 cohort=term.cohort,
                 receiver=term.receiver,
                 self_masks=term.self_masks,
@@ -653,11 +657,6 @@ class Run:
         """Forget sums that nobody shall have."""
         for one in sums:
             self._sums.close(one)
-
-    @property
-    def _sums(self) -> Any:
-        assert self.nodes.sums is not None
-        return self.nodes.sums
 
     # -- failures
 

@@ -7,7 +7,6 @@ the same parties before tell nothing new, so they are free.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from .cells import (
 )
 from .counting import Mode
 from .freeze import FILE, FOLDS, Freeze
-from .ledger_file import kept_array, kept_set, secret_key
+from .ledger_file import Entries
 from .policy import NodePolicy
 from .rows import Places, digest
 
@@ -141,7 +140,7 @@ class Opened:
 
     Parameters
     ----------
-    db : sqlite3.Connection
+    db : Entries
         Of the ledger, in a transaction.
     run : int
         Number of the run at hand.
@@ -151,13 +150,12 @@ class Opened:
         What the sums are compared with.
     """
 
-    def __init__(self, db: sqlite3.Connection, run: int, freeze: Freeze, rules: Rules) -> None:
-        self.db, self.key, self.run = db, secret_key(db), run
+    def __init__(self, db: Entries, run: int, freeze: Freeze, rules: Rules) -> None:
+        self.db, self.key, self.run = db, db.key, run
         self.freeze, self.rules = freeze, rules
-        query = "SELECT kind, partition FROM runs WHERE id = ?"
-        self.kind, self.partition = db.execute(query, (run,)).fetchone()
-        self.sums = opened_sums(db, self.partition, rules.apart)
-        self.each = opened_sums(db, self.partition, rules.apart, each=True)
+        self.kind: str = db.value("SELECT kind FROM runs WHERE id = ?", run)
+        self.sums = opened_sums(db, rules.apart)
+        self.each = opened_sums(db, rules.apart, each=True)
 
     # -- before a run
 
@@ -170,7 +168,7 @@ class Opened:
             " WHERE partition = ? AND kind = ? AND apart = ? AND opened.how <> ''"
             " AND function <> x'' GROUP BY function ORDER BY max(opened.id) DESC"
         )
-        place = self.partition, self.kind, self.rules.apart
+        place = self.db.partition, self.kind, self.rules.apart
         for function, how in self.db.execute(query, place).fetchall():
             numbers = repeated(*about, function)
             if numbers and self._same_contents(function):
@@ -345,15 +343,13 @@ class Opened:
     ) -> tuple[Places, NDArray[np.uint64]]:
         """Return the numbers in the freeze of a run's rows, and digests of their contents."""
         rows = frozen_rows(self.db, self.freeze, places, frozen)
-        return rows[rows >= 0], kept_set(self.db, held).values[rows >= 0]
+        return rows[rows >= 0], self.db.row_set(held).values[rows >= 0]
 
 
 _TABLE = "SELECT held, places, frozen FROM runs WHERE id = ?"
 
 
-def frozen_rows(
-    db: sqlite3.Connection, freeze: Freeze, places: int | None, frozen: bytes
-) -> Places:
+def frozen_rows(db: Entries, freeze: Freeze, places: int | None, frozen: bytes) -> Places:
     """Return the numbers in the freeze of the rows of a run; none of a stream.
 
     Raises
@@ -363,7 +359,7 @@ def frozen_rows(
     """
     if places is None:
         return np.zeros(0, np.int64)
-    rows: Places = np.frombuffer(kept_array(db, places), np.int64)
+    rows: Places = np.frombuffer(db.array(places), np.int64)
     if frozen != contents_of(db, freeze, rows):
         raise RefusedError(
             "refused: its table has changed since the run was opened",
@@ -373,14 +369,14 @@ def frozen_rows(
     return rows
 
 
-def check_freeze(db: sqlite3.Connection, freeze: Freeze, sums: Sequence[Sum]) -> str:
+def check_freeze(db: Entries, freeze: Freeze, sums: Sequence[Sum]) -> str:
     """Refuse a freeze that is gone, or whose sums another ledger has counted; return this one.
 
     Raises
     ------
     OptionError
     """
-    mark = digest(secret_key(db), b"freeze").hex()
+    mark = digest(db.key, b"freeze").hex()
     last = max((max(one.blocks, default=-1) for one in sums), default=-1)
     if last >= len(freeze.blocks):
         raise OptionError(
@@ -397,26 +393,25 @@ def check_freeze(db: sqlite3.Connection, freeze: Freeze, sums: Sequence[Sum]) ->
     return mark
 
 
-def contents_of(db: sqlite3.Connection, freeze: Freeze, rows: Places) -> bytes:
+def contents_of(db: Entries, freeze: Freeze, rows: Places) -> bytes:
     """Return a digest of what rows of a freeze are now; nothing of rows of another freeze."""
     there = rows[rows >= 0]
     if there.max(initial=-1) >= len(freeze.values):
         return b""
-    return digest(secret_key(db), freeze.values[there].tobytes())
+    return digest(db.key, freeze.values[there].tobytes())
 
 
-def opened_sums(
-    db: sqlite3.Connection, partition: int, apart: str = "", *, each: bool = False
-) -> list[Sum]:
-    """Return all sums over the rows of a freeze of a node, or what was made row by row."""
+def opened_sums(db: Entries, apart: str = "", *, each: bool = False) -> list[Sum]:
+    """Return all sums over the rows of a freeze of the node, or what was made row by row."""
     query = (
         "SELECT run, kind, purpose, cohort, blocks, numbers, row, others, width, done,"
         " function FROM opened JOIN runs ON runs.id = run"
         " WHERE partition = ? AND each = ? AND apart = ? ORDER BY opened.id"
     )
+    about = db.partition, each, apart
     return [
         Sum(run, kind, purpose, frozenset(_parts(cohort)), frozenset(_numbers(blocks)), *rest)
-        for run, kind, purpose, cohort, blocks, *rest in db.execute(query, (partition, each, apart))
+        for run, kind, purpose, cohort, blocks, *rest in db.execute(query, about)
     ]
 
 

@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
 from ..checkpoint import run_folder, write_atomically
 from ..errors import (
     FedKernError,
-    OptionError,
     ProtocolError,
     RefusedError,
     SumError,
@@ -35,10 +33,8 @@ from ..errors import (
 from ..failure import mark_error
 from ..flower_compat import Client as FlowerClient
 from ..flower_compat import NumPyClient
-from ..guard import NodePolicy, check_own_rows, check_run, counting, refusal
-from ..guard.orders import REFUSED
-from ..guard.rows import Places
-from ..options import take_out_of_client
+from ..guard import counting, refusal
+from ..guard.orders import REFUSED, check_own_rows, check_run
 from ..secure_sum import Party, PartyState
 from ..secure_sum.identity import Counts, read_identity, read_trusted
 from ..secure_sum.membership import asked
@@ -47,7 +43,7 @@ from ..wire import sums as sum_wire
 from ..wire.describe import check_server
 from ..wire.message import Section, attach, detach
 from .failures import NoReplyError, conceal, replied, reported, unwritable
-from .guarded import OF_AN_ATTEMPT, GuardedNode, node_number
+from .guarded import OF_AN_ATTEMPT, GuardedNode
 from .state import (
     KeptState,
     NotKeptError,
@@ -147,8 +143,6 @@ class Client(GuardedNode, NumPyClient):
     """
 
     role: str = "client"
-    #: What ``kept`` is: has ``unpack(bytes)``, ``pack()`` and ``twin()``.
-    state_class: ClassVar[Any] = KeptState
     #: Whether the method seals messages between two clients.
     pair_secrets: ClassVar[bool] = False
     #: What helps where two clients share no secret.
@@ -169,37 +163,6 @@ class Client(GuardedNode, NumPyClient):
     _looked = False
 
     _wrappers: ClassVar[dict[type, type[FlowerClient]]] = {}
-
-    def __init__(
-        self,
-        context: Context,
-        *,
-        state_dir: str | Path | None = None,
-        identity_key: str | Path | None = None,
-        trusted_keys: str | Path | None = None,
-        allow_single: bool = False,
-        policy: NodePolicy | str | Path | None = None,
-        frozen: Places | None = None,
-        **more: Any,
-    ) -> None:
-        for name in take_out_of_client(type(self), more):
-            raise TypeError(f"{type(self).__name__} takes no argument {name!r}")
-        super().__init__(
-            context,
-            state_dir=state_dir,
-            allow_single=allow_single,
-            policy=policy,
-            frozen=frozen,
-        )
-        self.kept = self.state_class()
-        self.identity_key, self.trusted_keys = identity_key, trusted_keys
-        self.partitions = node_number(context, "num-partitions")
-        if not 0 <= self.partition < self.partitions:
-            raise OptionError(
-                f"partition-id {self.partition} is outside 0..{self.partitions - 1}",
-                remedy="correct the node's --node-config",
-                code="FK-NODE-PARTITION",
-            )
 
     # -- for subclasses
 
@@ -291,25 +254,20 @@ class Client(GuardedNode, NumPyClient):
         with reported(self.context):  # the name of a session may be too long for a folder
             file = None if self.simulated else self.state_path(session, ".context")
         with on_disk(self.context, file, config):
-            return self._fit(parameters, config)
-
-    def _fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
-        again = kept_answer(self.context, parameters, config)
-        if again is not None:
-            return again
-        reply = self._answer(parameters, config)
-        samples = config.get("samples", 0)
-        arrays, scalars = reply.arrays(), reply.scalars()
-        if self.sums is not None:
-            more, extra = attach(self.sums.replies)
-            self.sums.replies = []  # as large as the reply, and this client may live on
-            arrays, scalars = arrays + more, scalars | extra
-        answer = arrays, samples if isinstance(samples, int) else 0, scalars
-        if self.sums is not None and self.sums.ends:
-            keep_answer(self.context, (parameters, config), answer)
-        return answer
+            again = kept_answer(self.context, parameters, config)
+            if again is not None:
+                return again
+            reply = self._answer(parameters, config)
+            samples = config.get("samples", 0)
+            arrays, scalars = reply.arrays(), reply.scalars()
+            if self.sums is not None:
+                more, extra = attach(self.sums.replies)
+                self.sums.replies = []  # as large as the reply, and this client may live on
+                arrays, scalars = arrays + more, scalars | extra
+            answer = arrays, samples if isinstance(samples, int) else 0, scalars
+            if self.sums is not None and self.sums.ends:
+                keep_answer(self.context, (parameters, config), answer)
+            return answer
 
     def to_client(self) -> FlowerClient:
         """Wrap this object for Flower, which makes a new class at each call: kept per type."""
@@ -416,9 +374,7 @@ class Client(GuardedNode, NumPyClient):
         self.record.begun = True
         self._request = request = message.unpack(parameters, config, party=_SERVER)
         self.partners = self.choose_partners(request)
-        self.sums = sums = self._open_sums(session, sections)
-        if sums is not None:
-            sums.question = self.question
+        self._open_sums(session, sections)
         reply = replied(handler, request)
         self.enter_sums(session)
         if self.sums is not None:
@@ -642,9 +598,10 @@ class Client(GuardedNode, NumPyClient):
         if self.records:
             check_own_rows(self.policy, reply.rows)
         if not self.simulated:
-            self.enter_run(request, self._pinned)
+            own = self.own_rows()
+            self.enter_run(request, own)
             if request.secure and self.freezes and not record.privacy:
-                left = self.ledger.freeze(request.session, self.own_rows(), self.frozen)
+                left = self.ledger.freeze(request.session, own, self.frozen)
                 if self.count_mode == "refuse":  # else its owner lets more pass
                     reply = replace(reply, **left._asdict())
         if not request.secure:
@@ -681,8 +638,8 @@ class Client(GuardedNode, NumPyClient):
             counting=self.count_mode,
         )
 
-    def _open_sums(self, session: str, sections: list[Section]) -> ClientSums | None:
-        """Return the sums of a request; in a secure run always, so that nothing goes unmasked."""
+    def _open_sums(self, session: str, sections: list[Section]) -> None:
+        """Read the sums of a request; in a secure run always, so that nothing goes unmasked."""
         state = load_state(self.context)
         if state is None or state.session != session:
             if sections:
@@ -692,20 +649,20 @@ class Client(GuardedNode, NumPyClient):
                     code="FK-SUM-KEY-NONE",
                 )
             if not self.record.secure:
-                return None
-            state = PartyState(session)  # the sums of the run have ended: no order fits
-            return ClientSums(self._party(state), self.policy, self.enough_parties)
-        known = self.open_session(session)
-        sums = ClientSums(self._party(state), self.policy, self.enough_parties)
-        self.sums = sums  # also where a section is refused: see keep_fixed
-        sums.on_check = self._check_named
+                return
+            # the sums of the run have ended: no order fits
+            state, known = PartyState(session), SessionState()
+        else:
+            known = self.open_session(session)
+        # kept also where a section is refused: see keep_fixed
+        self.sums = sums = ClientSums(self._party(state), self.policy, self.enough_parties)
+        sums.on_check, sums.question = self._check_named, self.question
         sums.take(sections)
         if sums.opened:
             self.note_answered(session, known.round, opened=True)
             for name, place in sums.opened.items():
                 self.record.open_once(name.partition("#")[0], place)
             self.record.store(self.context)
-        return sums
 
     def round_of(self, name: str) -> int:
         """Return the number of the round that a sum belongs to; 0 if a run opens it once."""
@@ -719,11 +676,6 @@ class Client(GuardedNode, NumPyClient):
             place, number = (order.cohort, order.index), self.round_of(known_as)
             digest = self._message_name()
             self.record.note_order(known_as, place, number, digest, repeats=self.same_parties)
-
-    @property
-    def _pinned(self) -> bool:
-        """Whether this node signs its keys, and knows those of the others."""
-        return bool(self.trusted_keys and self.identity_key)
 
     def pair_secret(self, other: int) -> bytes:
         """Return the secret that this party has with another in this run.

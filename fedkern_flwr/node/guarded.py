@@ -1,4 +1,4 @@
-"""What a node checks, counts and remembers for its own protection, whatever its method.
+"""What a node is, and what it checks, counts and remembers for its own protection.
 
 The rules are pure functions of :mod:`fedkern_flwr.guard`; here they meet the node's state.
 """
@@ -24,13 +24,13 @@ from ..flower_compat import installed_app
 from ..guard import NodePolicy, counting, refusal
 from ..guard.cells import ROWS_PER_COLUMN
 from ..guard.counting import Hidden
-from ..guard.ledger import NO_ROWS, NodeLedger
+from ..guard.ledger import NO_ROWS, AboutRun, NodeLedger
 from ..guard.opened import Opening, Rules
 from ..guard.orders import too_few
 from ..guard.policy import is_simulated, node_policy
 from ..guard.rows import OwnRows, Places, Streamed
 from ..guard.spending import spend
-from ..guard.summaries import AboutRun
+from ..options import take_out_of_client
 from ..privacy import Budget
 from ..privacy.accounting import check_accountant
 from ..reporting import settings_digest, settings_text
@@ -38,7 +38,7 @@ from ..secure_sum import Party
 from ..wire import DescribeRequest
 from ..wire import sums as sum_wire
 from ..wire.describe import LONGEST_NAME, called
-from .state import Asked, RunRecord, SessionState, erase_state
+from .state import KeptState, RunRecord, SessionState, erase_state, evaluation_key
 from .sums import ClientSums
 
 logger = logging.getLogger("fedkern_flwr")
@@ -54,7 +54,10 @@ Positions = NDArray[np.integer[Any]]
 
 
 class GuardedNode:
-    """The guard of a client, mixed into :class:`~fedkern_flwr.node.client.Client`."""
+    """What a node is, allows and remembers: the guard of each client, which is its base.
+
+    :class:`~fedkern_flwr.node.client.Client` says what its arguments are.
+    """
 
     #: Least number of parties of a sum that suffices, by what the method shows of each of them.
     enough_parties: ClassVar[int] = 3
@@ -74,6 +77,8 @@ class GuardedNode:
     tells_values: ClassVar[bool] = True
     #: Whether its rows are others than those that the other clients of this node sum.
     freezes_apart: ClassVar[bool] = False
+    #: What ``kept`` is: has ``unpack(bytes)``, ``pack()`` and ``twin()``.
+    state_class: ClassVar[Any] = KeptState
     sums: ClientSums | None = None
     _request: Any
     _record_kept: str | None = None  # the record as the ledger has it
@@ -82,13 +87,21 @@ class GuardedNode:
         self,
         context: Context,
         *,
-        state_dir: str | Path | None,
-        allow_single: bool,
-        policy: NodePolicy | str | Path | None,
-        frozen: Places | None,
+        state_dir: str | Path | None = None,
+        identity_key: str | Path | None = None,
+        trusted_keys: str | Path | None = None,
+        allow_single: bool = False,
+        policy: NodePolicy | str | Path | None = None,
+        frozen: Places | None = None,
+        **more: Any,
     ) -> None:
-        self.context, self.record = context, RunRecord()
+        for name in take_out_of_client(type(self), more):
+            raise TypeError(f"{type(self).__name__} takes no argument {name!r}")
+        self.context, self.record, self.kept = context, RunRecord(), self.state_class()
         self.policy, self.simulated = node_policy(policy, context), is_simulated(context)
+        self.identity_key, self.trusted_keys = identity_key, trusted_keys
+        #: Whether this node signs its keys, and knows those of the others.
+        self._pinned = bool(trusted_keys and identity_key)
         self.allow_single, self.frozen = allow_single, frozen
         self.partition = node_number(context, "partition-id")
         self.own_name = str(context.node_config.get("name", ""))
@@ -99,6 +112,13 @@ class GuardedNode:
                 code="FK-NODE-NAME",
             )
         self.name = called(self.partition, self.own_name)
+        self.partitions = node_number(context, "num-partitions")
+        if not 0 <= self.partition < self.partitions:
+            raise OptionError(
+                f"partition-id {self.partition} is outside 0..{self.partitions - 1}",
+                remedy="correct the node's --node-config",
+                code="FK-NODE-PARTITION",
+            )
         self.state_dir = Path(state_dir) if state_dir is not None else None
         rules = Rules(
             policy=self.policy,
@@ -123,7 +143,7 @@ class GuardedNode:
 
     # -- a run is opened
 
-    def enter_run(self, request: DescribeRequest, pinned: bool) -> None:
+    def enter_run(self, request: DescribeRequest, rows: OwnRows) -> None:
         """Note that a run was opened; warn of what it cannot be compared with, and near limits.
 
         Raises
@@ -141,7 +161,7 @@ class GuardedNode:
                 remedy="bring back a copy of its state_dir, or make one with `fedkern node init`",
                 code="FK-BUDGET-LEDGER",
             )
-        if request.secure and not pinned:
+        if request.secure and not self._pinned:
             logger.warning(
                 "no pinned identities: runs whose parties differ by one are not told apart"
             )
@@ -162,8 +182,8 @@ class GuardedNode:
             kind=type(self).__name__,
             method=request.method,
             secure=request.secure,
-            pinned=pinned,
-            rows=self.own_rows(),
+            pinned=self._pinned,
+            rows=rows,
             about=about,
         ):
             logger.warning("%s", warning)
@@ -345,8 +365,8 @@ class GuardedNode:
                     least = max(least, ROWS_PER_COLUMN * self.products(order))
                     if cohort is not None:  # the same places of the others are in it
                         least *= own / max(own + hidden.others, 1)
-                    parts = math.ceil(least) if self.count_mode == "refuse" else 0
-                    one = replace(one, parts=parts)
+                    apart = math.ceil(least) if self.count_mode == "refuse" else 0
+                    one = replace(one, parts=apart)
                 yield one
                 continue
             width = self.products(order)
@@ -359,12 +379,10 @@ class GuardedNode:
             if rows is not None:  # who is asked for few rows cannot count on all of the others
                 others = others * len(rows) // max(own, 1)
             parts = self._parts.get(name, [])
+            numbers = order.length * self.weight(order, sum(rows_of.values()))
             one = replace(
                 one,
-                # parts that are added up are the sum over all rows
-                numbers=order.length
-                * self.weight(order, sum(rows_of.values()))
-                / max(len(parts), 1),
+                numbers=numbers / max(len(parts), 1),  # parts add up to the sum over all rows
                 unknowns=unknowns,
                 others=others,
                 width=width,
@@ -395,7 +413,8 @@ class GuardedNode:
     @property
     def count_mode(self) -> counting.Mode:
         """What is done where more numbers are released than there are unknowns."""
-        return counting.mode(self.policy, self.usual_counting)
+        policy = self.policy
+        return "off" if policy.allow_small_sums else policy.counting or self.usual_counting
 
     def note_rows(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
         """Note of which rows a sum is, where the server chooses them; else it is of all.
@@ -482,19 +501,18 @@ class GuardedNode:
         parts = [repr(scalars).encode()]
         parts += [np.ascontiguousarray(array).tobytes() for array in self._request.arrays()]
         parts += [judged] if judged else []
-        asked = Asked.of(purpose, np.ascontiguousarray(rows).tobytes(), parts)
+        key = evaluation_key(purpose, np.ascontiguousarray(rows).tobytes(), parts)
         if once:
-            record.check_model(asked)
+            record.check_model(key)
         if why:
             logger.warning("figures about held-out rows are not told: %s", why)
             return np.zeros_like(values)
         if not len(rows):
             return values
-        told = record.tell(asked, values.ravel().tolist(), self.policy)
-        if not self.simulated:
+        told = record.tell(key, values.ravel().tolist(), self.policy.max_evaluations)
+        if self.ledger.counts:
             places = rows if users else rows + self.own_rows().learned
-            told = self.ledger.tell(record.session, asked.key, places, told)
-            record.told[asked.key] = told
+            told = record.told[key] = self.ledger.tell(record.session, key, places, told)
         record.store(self.context)
         return np.array(told).reshape(values.shape)
 

@@ -204,28 +204,23 @@ class MethodClient(Client):
     def _by_name(self, request: MethodRequest) -> PhaseMessage:
         sums = {one.name: (one, f) for one, f in self.marked("contributes").items()}
         questions = self.marked("answers")
-        ordered = self.sums is not None and bool(self.sums.orders)
-        if ordered and request.name in questions:
+        name, ordered = request.name, self.sums is not None and bool(self.sums.orders)
+        if name not in sums and name not in questions:
             raise ProtocolError(
-                f"a Sum asks for {request.name!r}, which is marked with @answers",
-                remedy="mark it with @contributes, or yield Ask",
+                f"{type(self).__name__} has no handler for {name[:40]!r}",
+                remedy=f"mark one with @contributes or @answers; there are {[*sums, *questions]}",
+                code="FK-CLIENT-HANDLER",
+            )
+        if ordered != (name in sums):
+            asks, marked = ("a Sum", "answers") if ordered else ("an Ask", "contributes")
+            raise ProtocolError(
+                f"{asks} asks for {name!r}, which is marked with @{marked}",
+                remedy="yield what its mark says, or mark it with the other one",
                 code="FK-CLIENT-MARK",
             )
-        if request.name in sums and not ordered:
-            raise ProtocolError(
-                f"an Ask asks for {request.name!r}, which is marked with @contributes",
-                remedy="mark it with @answers, or yield Sum",
-                code="FK-CLIENT-MARK",
-            )
-        if request.name in sums:
-            return self.answering(lambda r: self._contribute(r, *sums[r.name]), request)
-        if request.name in questions:
-            return self.answering(lambda r: self._tell(r, questions[r.name]), request)
-        raise ProtocolError(
-            f"{type(self).__name__} has no handler for {request.name[:40]!r}",
-            remedy=f"mark one with @contributes or @answers; there are {[*sums, *questions]}",
-            code="FK-CLIENT-HANDLER",
-        )
+        if ordered:
+            return self.answering(lambda r: self._contribute(r, *sums[name]), request)
+        return self.answering(lambda r: self._tell(r, questions[name]), request)
 
     def _contribute(
         self, request: MethodRequest, what: Sum, method: Callable[..., Any]
@@ -323,19 +318,13 @@ def flatten(
     ProtocolError
         Keys or sizes are not those that are summed.
     """
-    if not isinstance(terms, Mapping) or set(terms) != set(sizes):
-        keys = sorted(terms) if isinstance(terms, Mapping) else type(terms).__name__
+    found: object = type(terms).__name__
+    if isinstance(terms, Mapping):
+        found = {key: int(np.size(value)) for key, value in terms.items()}
+    if found != dict(sizes):
         raise ProtocolError(
-            f"the handler of {name!r} returned {keys}, what is summed is {sorted(sizes)}",
-            remedy="return a dictionary with the keys of the Sum's shapes",
+            f"the handler of {name!r} returned {found}, what is summed is {dict(sizes)}",
+            remedy="return a dictionary of the keys and shapes with which the sum is asked for",
             code="FK-CLIENT-REPLY",
         )
-    parts = [np.asarray(terms[key], np.float64).ravel() for key in sizes]
-    for (key, size), part in zip(sizes.items(), parts, strict=True):
-        if part.size != size:
-            raise ProtocolError(
-                f"{key} of {name!r} has {part.size} numbers, {size} are summed",
-                remedy="return the shape that the Sum says",
-                code="FK-CLIENT-REPLY",
-            )
-    return np.concatenate(parts)
+    return np.concatenate([np.asarray(terms[key], np.float64).ravel() for key in sizes])

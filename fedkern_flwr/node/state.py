@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..checkpoint import write_atomically
 from ..errors import CheckpointError, RefusedError
 from ..flower_compat import held_in, held_record, pack_context, unpack_context
-from ..guard import NodePolicy, refusal
+from ..guard import refusal
 from ..secure_sum import PartyState
 from ..wire import DescribeRequest, Scalar
 from ..wire.sums import BreakRequest, FinishRequest
@@ -30,11 +30,6 @@ from .failures import reported, unwritable
 
 #: What is kept in ``Context.state``: of the method, of the guard, of secure sums.
 _SESSION, _GUARD, _SUMS = "fedkern", "fedkern-guard", "fedkern-sums"
-
-
-def _hold(context: Context, name: str, held: Any, write: Callable[[], Mapping[str, Any]]) -> None:
-    """Keep an object in the node's state; it is packed when somebody looks at its values."""
-    context.state[name] = held_record(held, write)
 
 
 def _held(context: Context, name: str, read: Callable[[Mapping[str, Any]], Any]) -> Any:
@@ -57,7 +52,7 @@ def load_state(context: Context) -> PartyState | None:
 
 def store_state(context: Context, state: PartyState) -> None:
     """Keep what the node must remember; it never leaves the node."""
-    _hold(context, _SUMS, state, lambda: {"state": state.pack()})
+    context.state[_SUMS] = held_record(state, lambda: {"state": state.pack()})
 
 
 def has_state(context: Context) -> bool:
@@ -271,11 +266,8 @@ class SessionState:
     def store(self, context: Context) -> None:
         """Replace the state of a node."""
         now = replace(self)
-        _hold(
-            context,
-            _SESSION,
-            now,
-            lambda: {"session": now.session, "round": now.round, "payload": now.payload},
+        context.state[_SESSION] = held_record(
+            now, lambda: {"session": now.session, "round": now.round, "payload": now.payload}
         )
 
 
@@ -383,7 +375,9 @@ class RunRecord:
     def store(self, context: Context) -> None:
         """Keep the record in the node's state, beside those of other runs."""
         kept = {**self._known(context), self.session: self.twin()}
-        _hold(context, _GUARD, kept, lambda: {name: one.write() for name, one in kept.items()})
+        context.state[_GUARD] = held_record(
+            kept, lambda: {name: one.write() for name, one in kept.items()}
+        )
 
     @classmethod
     def _known(cls, context: Context) -> dict[str, RunRecord]:
@@ -511,17 +505,22 @@ class RunRecord:
     # often as the policy allows over all runs. Asked the same again a node repeats what it
     # reported.
 
-    def check_model(self, asked: Asked) -> None:
+    def check_model(self, key: str) -> None:
         """Refuse to judge a second model, or the same one by other rows or bins; note the first.
+
+        Parameters
+        ----------
+        key : str
+            Of the evaluation, see :func:`evaluation_key`.
 
         Raises
         ------
         RefusedError
         """
-        if self.judged.setdefault(asked.purpose, asked.key) != asked.key:
+        if self.judged.setdefault(key.rsplit("/", 2)[0], key) != key:
             raise refusal("a run judges one model, once", code="FK-ORDER-MODEL")
 
-    def tell(self, asked: Asked, values: list[float], policy: NodePolicy) -> list[float]:
+    def tell(self, key: str, values: list[float], most: int) -> list[float]:
         """Enter an evaluation; return the figures to report: those of before, if it is the same.
 
         What was reported in a run that is over is erased, but not that it was: it is computed anew
@@ -529,28 +528,26 @@ class RunRecord:
 
         Parameters
         ----------
-        asked : Asked
-            What is asked for.
+        key : str
+            Of the evaluation, see :func:`evaluation_key`.
         values : list of float
             The figures, as computed now.
-        policy : NodePolicy
-            What the node's owner allows.
+        most : int
+            How often figures of these rows may be reported.
 
         Raises
         ------
         RefusedError
-            Figures of these rows were reported too often.
+            They were reported as often.
         """
-        if asked.key in self.told:
-            return self.told[asked.key] or values
-        done = self.evaluations.get(asked.rows, 0)
-        if done >= policy.max_evaluations:
-            raise refusal(
-                f"max_evaluations = {policy.max_evaluations} of these rows",
-                code="FK-POLICY-EVALUATIONS",
-            )
-        self.evaluations[asked.rows] = done + 1
-        self.told[asked.key] = values
+        if key in self.told:
+            return self.told[key] or values
+        rows = key.rsplit("/", 2)[1]
+        done = self.evaluations.get(rows, 0)
+        if done >= most:
+            rule = f"max_evaluations = {most} of these rows"
+            raise refusal(rule, code="FK-POLICY-EVALUATIONS")
+        self.evaluations[rows], self.told[key] = done + 1, values
         return values
 
 
@@ -565,61 +562,22 @@ def _again() -> RefusedError:
     return refusal("a sum is opened a second time in this run", code="FK-ORDER-AGAIN")
 
 
-@dataclass(frozen=True)
-class Asked:
-    """An evaluation.
-
-    Attributes
-    ----------
-    purpose : str
-        What the method calls it.
-    rows : str
-        Digest of the held-out rows.
-    model : str
-        Digest of the model, and of the bins.
-    """
-
-    purpose: str
-    rows: str
-    model: str
-
-    @classmethod
-    def of(cls, purpose: str, rows: bytes, model: Iterable[bytes]) -> Asked:
-        """Build from what is asked for."""
-        digest = hashlib.sha256()
-        for part in model:
-            digest.update(len(part).to_bytes(8, "little") + part)
-        return cls(purpose, hashlib.sha256(rows).hexdigest(), digest.hexdigest())
-
-    @property
-    def key(self) -> str:
-        """Name of the figures in the node's record."""
-        return f"{self.purpose}/{self.rows}/{self.model}"
-
-
-def too_few(policy: NodePolicy, tests: Sequence[int], own: int, *, alone: bool) -> str:
-    """Return why figures are not reported, nothing if they may be.
-
-    The limit holds at each holder: one with fewer rows adds zeros, whoever else there is, and hides
-    nobody's rows.
+def evaluation_key(purpose: str, rows: bytes, model: Iterable[bytes]) -> str:
+    """Return the name of an evaluation in the node's record.
 
     Parameters
     ----------
-    policy : NodePolicy
-        What the node's owner allows.
-    tests : sequence of int
-        Held-out rows of each party in the sum, this node included.
-    own : int
-        Those of this node.
-    alone : bool
-        Whether a single party may report figures of its own rows.
+    purpose : str
+        What the method calls it.
+    rows : bytes
+        The held-out rows.
+    model : iterable of bytes
+        The model, and the bins.
     """
-    least = policy.min_evaluation_rows
-    if 0 < own < least:
-        return f"min_evaluation_rows = {least}: it has {own}"
-    if sum(number >= max(1, least) for number in tests) == 1 and not alone:
-        return "a single party has enough held-out rows"
-    return ""
+    digest = hashlib.sha256()
+    for part in model:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return f"{purpose}/{hashlib.sha256(rows).hexdigest()}/{digest.hexdigest()}"
 
 
 # -- the last answer of a run: all that a node keeps of its sums, in case the reply is lost

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from ..errors import ProtocolError, SumError
 from ..exchange import SERVER, SumSpec
-from ..guard import NodePolicy, check_cohort, check_order, check_size, refusal
+from ..guard import NodePolicy, check_size, refusal
 from ..guard.counting import ENDLESS, Hidden, hidden_beside, least_survivors
+from ..guard.orders import check_cohort, check_order
 from ..guard.spending import Charge
 from ..secure_sum import Party
 from ..secure_sum.membership import Cohort, asked, digest_of

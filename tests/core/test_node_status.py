@@ -25,11 +25,10 @@ from refusals import raises
 from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.flower_compat import CONNECTED, DISCONNECTED, RUN_OF_MESSAGE
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.ledger import NodeLedger
+from fedkern_flwr.guard.ledger import LedgerTotals, NodeLedger, ledger_totals
 from fedkern_flwr.guard.opened import Opening, Rules
 from fedkern_flwr.guard.policy import write_policy
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.guard.summaries import LedgerTotals, ledger_totals
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.warm_node import report as reporting
 from fedkern_flwr.simulations.warm_node.report import (

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from refusals import refused, refuses
 
-from fedkern_flwr.guard import NodePolicy, check_run, spending
+from fedkern_flwr.guard import NodePolicy, spending
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.opened import Opening, Rules
+from fedkern_flwr.guard.orders import check_run
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.privacy import Budget, Release, plan_release
