@@ -341,8 +341,8 @@ class GuardedNode:
                 if window:
                     self._share = max(self._share, numbers / unknowns if unknowns else np.inf)
         if self._share:
-            told = b"".join(value for _, value in sorted(sums.values.items()))
-            record.windows = hashlib.sha256(record.windows.encode() + told).hexdigest()
+            added = b"".join(value for _, value in sorted(sums.values.items()))
+            record.windows = hashlib.sha256(record.windows.encode() + added).hexdigest()
 
     def _openings(self, sums: ClientSums) -> Iterator[Opening]:
         """Yield what is to be entered: rows that were noted, sums contributed to, sums opened."""

@@ -96,7 +96,7 @@ class ClientSums:
         ProtocolError, SumError
             A section is malformed or breaks a rule of the protocol.
         """
-        answered = {
+        answered: dict[Any, Callable[[Any], PhaseMessage | None]] = {
             wire.Roster: self.party.join,
             wire.Order: self._accept,
             wire.Ballot: self.party.vote,
@@ -105,7 +105,7 @@ class ClientSums:
             wire.Delivery: self._take_total,
             wire.End: self._note_end,
         }
-        by_phase: Mapping[str, tuple[Any, Any]] = {k.phase: (k, f) for k, f in answered.items()}
+        by_phase = {kind.phase: (kind, answer) for kind, answer in answered.items()}
         for section in sections:
             if section.phase not in by_phase:
                 raise ProtocolError(
