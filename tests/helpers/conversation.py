@@ -125,9 +125,14 @@ class Asked:
         return any(isinstance(section, sums.End) for section in self.sections)
 
     @property
+    def record(self) -> RunRecord:
+        """A copy of what the node remembers of the run for its own protection."""
+        return RunRecord.load(self.client.context, self.request.session)
+
+    @property
     def refusals(self) -> int:
         """How many the node has counted."""
-        return RunRecord.load(self.client.context, self.request.session).refusals
+        return self.record.refusals
 
     @property
     def session(self) -> SessionState:
