@@ -418,7 +418,7 @@ def test_the_result_has_the_budget_and_what_nodes_say_tells_no_values(name: str)
 # -- a method of one's own
 
 
-NUMBERS = [Sum(f"numbers {k}", bound=1.0, sensitivity=1.0) for k in range(2)]
+TOTALS = [Sum(f"numbers {k}", bound=1.0, sensitivity=1.0) for k in range(2)]
 SHAPES = {"all": (200,)}
 
 
@@ -429,17 +429,17 @@ class Total(PrivateMethod):
 
     def rounds(self, parties: Any) -> Any:
         for k in range(self.times):
-            found = yield NUMBERS[k](SHAPES)
+            found = yield TOTALS[k](SHAPES)
             self.model_ = {"all": found["all"]}
         return {}
 
 
 class TotalClient(MethodClient):
-    @contributes(NUMBERS[0])
+    @contributes(TOTALS[0])
     def first(self) -> Any:
         return {"all": np.full(200, len(self.x) / 200)}
 
-    @contributes(NUMBERS[1])
+    @contributes(TOTALS[1])
     def second(self) -> Any:
         return {"all": np.full(200, len(self.x) / 300)}
 
