@@ -374,7 +374,7 @@ class Client(GuardedNode, NumPyClient):
         self.record.begun = True
         self._request = request = message.unpack(parameters, config, party=_SERVER)
         self.partners = self.choose_partners(request)
-        self._open_sums(session, sections)
+        self.sums = self._open_sums(session, sections)
         reply = replied(handler, request)
         self.enter_sums(session)
         if self.sums is not None:
@@ -638,8 +638,8 @@ class Client(GuardedNode, NumPyClient):
             counting=self.count_mode,
         )
 
-    def _open_sums(self, session: str, sections: list[Section]) -> None:
-        """Read the sums of a request; in a secure run always, so that nothing goes unmasked."""
+    def _open_sums(self, session: str, sections: list[Section]) -> ClientSums | None:
+        """Return the sums of a request; in a secure run always, so that nothing goes unmasked."""
         state = load_state(self.context)
         if state is None or state.session != session:
             if sections:
@@ -649,7 +649,7 @@ class Client(GuardedNode, NumPyClient):
                     code="FK-SUM-KEY-NONE",
                 )
             if not self.record.secure:
-                return
+                return None
             # the sums of the run have ended: no order fits
             state, known = PartyState(session), SessionState()
         else:
@@ -663,6 +663,7 @@ class Client(GuardedNode, NumPyClient):
             for name, place in sums.opened.items():
                 self.record.open_once(name.partition("#")[0], place)
             self.record.store(self.context)
+        return sums
 
     def round_of(self, name: str) -> int:
         """Return the number of the round that a sum belongs to; 0 if a run opens it once."""
