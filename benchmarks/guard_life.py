@@ -35,7 +35,7 @@ from fedkern_flwr.guard.cells import (
 from fedkern_flwr.guard.counting import unknowns_of_row
 from fedkern_flwr.guard.freeze import Change, Freeze
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.guard.opened import Opening
+from fedkern_flwr.guard.opened import Opening, Rules
 from fedkern_flwr.guard.policy import NodePolicy
 from fedkern_flwr.guard.rows import OwnRows, Rows
 
@@ -183,7 +183,8 @@ def cost(rows: int) -> dict[str, float]:
     about: dict[str, Any] = {"kind": "K", "method": "m", "secure": True, "pinned": True}
     parties = tuple(bytes([k]) for k in range(NODES))
     with TemporaryDirectory() as folder:
-        ledger, size = NodeLedger(Path(folder)), 0
+        rules = Rules(policy=NodePolicy(min_own_rows=LEAST))
+        ledger, size = NodeLedger(Path(folder), rules=rules), 0
         for run in range(51):
             if run == 50:
                 files = [file for file in Path(folder).rglob("*") if file.is_file()]
@@ -192,12 +193,12 @@ def cost(rows: int) -> dict[str, float]:
             session = f"run{run}"
             if run in (0, 50):
                 ledger.open_run(session, rows=own, **about)
-                ledger.freeze(session, own, None, least=LEAST)
+                ledger.freeze(session, own)
             else:  # the rows of these are known
                 ledger.open_run(session, rows=OwnRows(), **about)
-                ledger.freeze(session, OwnRows((), None, rows), np.arange(rows), least=LEAST)
+                ledger.freeze(session, OwnRows((), None, rows), np.arange(rows))
             one = Opening("sum", None, False, parties, NODES, square(50), ROW, rows, 50)
-            ledger.enter(session, [replace(one, values=session.encode())], NodePolicy())
+            ledger.enter(session, [replace(one, values=session.encode())])
         took = time.process_time() - start
     return {"seconds": took, "bytes on disk": size, "rows": rows, "grown": peak_memory() - before}
 

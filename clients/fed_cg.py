@@ -176,7 +176,7 @@ class HybridKernelClient(TableClient):
 
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""
-        told = self._shared.told(request.session) if self.ledger.begun else ""
+        told = self._shared.told(request.session) if self.ledger.exists else ""
         if self.landmark_seed is not None:
             told = session_digest(self.landmark_seed, request.session)
         return self.tell(
@@ -632,7 +632,7 @@ class HybridKernelClient(TableClient):
         else:
             fold = (parts[rows] - 1).astype(np.intp) % folds
         if parts is not None and folds > 1:
-            self.ledger.note_parts("equations", [rows[fold == k] for k in range(folds)])
+            self.note_parts("equations", [rows[fold == k] for k in range(folds)])
         return fold
 
     def _training_counts(self) -> Floats:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.kernels.product import REST_SENSITIVITY, SENSITIVITY, features_of, moments
+from fedkern_flwr.kernel_pca import MOMENTS, REST, moments
+from fedkern_flwr.kernels.product import features_of
 from fedkern_flwr.node.client import answers
 from fedkern_flwr.node.method_client import MethodClient, contributes
 from fedkern_flwr.wire.sums import Order
@@ -31,12 +32,12 @@ class KernelPCAClient(MethodClient):
         """Return w, the features of which number, sum and products are (w + 1) (w + 2) / 2."""
         return (math.isqrt(8 * order.length + 1) - 3) // 2 if order.name == "moments" else 0
 
-    @contributes("moments", bound=1.0, sensitivity=SENSITIVITY)
+    @contributes(MOMENTS)
     def add_moments(self, **kernel: Any) -> dict[str, Any]:
         """Return number, sum and second moments of the features of its rows."""
         return moments(features_of(self.x, **kernel))
 
-    @contributes("rest", bound=4.0, held_out=True, sensitivity=REST_SENSITIVITY)
+    @contributes(REST)
     def add_rest(self, mean: Floats, components: Floats, **kernel: Any) -> dict[str, Any]:
         """Return the variance of held-out rows, and how much of it the components leave."""
         z = features_of(self.x_test, **kernel) - mean

@@ -273,7 +273,7 @@ class StreamClient(OnlineKernelClient):
             self.kept.recent = np.concatenate([earlier, recent]) if len(earlier) else recent
         if not self.simulated:
             rows = OwnRows([(found.x, found.y)], found.ids, learned=len(found.y))
-            self.ledger.stream(Streamed(rows, json.dumps(vars(found.place)), found.anew))
+            self.note_stream(Streamed(rows, json.dumps(vars(found.place)), found.anew))
         if found.skipped:
             why = ", ".join(f"{number} {what}" for what, number in sorted(found.skipped.items()))
             total = found.skipped.total()

@@ -91,8 +91,3 @@ class SumSpec:
     def noise(self) -> NoisySum:
         """What each party adds."""
         return NoisySum() if self.release is None else self.release.noise
-
-    @property
-    def ordered(self) -> Encoding:
-        """The encoding of the order: with the noise, if there is any."""
-        return self.encoding.noisy(self.noise)

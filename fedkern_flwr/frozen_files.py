@@ -22,7 +22,6 @@ import json
 import logging
 import secrets
 import shutil
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -38,7 +37,7 @@ from .errors import CheckpointError, OptionError, StateError
 from .guard.cells import needed_rows
 from .guard.freeze import HELD_OUT, Change, Freeze, freeze_folder, open_freeze
 from .guard.ledger import NodeLedger
-from .guard.ledger_file import fact, keep_fact
+from .guard.ledger_file import Entries
 from .guard.opened import check_freeze, opened_sums
 from .guard.policy import NodePolicy
 from .guard.rows import Places, Rows, places_in
@@ -210,7 +209,7 @@ class FrozenFiles:
         """
         with self._ledger.file.writing() as db:
             runs = self._runs(db)
-            if run in runs or (resumed and fact(db, self.partition, _READ)):
+            if run in runs or (resumed and db.fact(_READ)):
                 return FrozenTable.load(self.folder / runs.get(run, "gone"))
             table, change = self._update(db, files)
             if any(change.waiting.values()) or change.near_misses:
@@ -258,13 +257,13 @@ class FrozenFiles:
                 code="FK-FREEZE-FILE",
             ) from None
 
-    def _runs(self, db: sqlite3.Connection) -> dict[str, str]:
-        return dict(json.loads(fact(db, self.partition, _READ) or "{}"))
+    def _runs(self, db: Entries) -> dict[str, str]:
+        return dict(json.loads(db.fact(_READ) or "{}"))
 
-    def _remember(self, db: sqlite3.Connection, runs: Mapping[str, str]) -> None:
+    def _remember(self, db: Entries, runs: Mapping[str, str]) -> None:
         """Write which tables runs read; remove those that none of the last runs reads."""
         kept = dict([*runs.items()][-_MOST_RUNS:])
-        keep_fact(db, self.partition, _READ, json.dumps(kept))
+        db.keep_fact(_READ, json.dumps(kept))
         freeze = Freeze.load(self.folder)
         used = {*kept.values(), "" if freeze is None else freeze.table}
         for place in self.folder.iterdir():
@@ -281,10 +280,8 @@ class FrozenFiles:
         with self._ledger.file.writing() as db:
             return self._change(db, freeze, now)
 
-    def _change(
-        self, db: sqlite3.Connection, freeze: Freeze, now: _Files, *, force: bool = False
-    ) -> Change:
-        needed = needed_rows(opened_sums(db, self.partition))
+    def _change(self, db: Entries, freeze: Freeze, now: _Files, *, force: bool = False) -> Change:
+        needed = needed_rows(opened_sums(db))
         change = freeze.update(now.rows, needed=needed, force=force)
         change.waiting["new rows"] += now.lacking
         return change
@@ -318,13 +315,13 @@ class FrozenFiles:
 
     def _update(
         self,
-        db: sqlite3.Connection,
+        db: Entries,
         files: NodeFiles,
         *,
         force: bool = False,
         withdraw: Sequence[str] = (),
     ) -> tuple[FrozenTable | None, Change]:
-        mark = check_freeze(db, open_freeze(self.folder), opened_sums(db, self.partition))
+        mark = check_freeze(db, open_freeze(self.folder), opened_sums(db))
         freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
         old = None if freeze is None else self._current(freeze)
         if freeze is None:

@@ -1,15 +1,16 @@
 """Write a method of your own: a generator of rounds at the server, handlers at the clients.
 
 >>> from fedkern_flwr.method import Method, MethodClient, Sum, contributes, option
+>>> ROWS = Sum("rows", bound=1.0)  # what one row adds is at most 1
 >>> class Mean(Method):
 ...     method, title = "mean", "Mean"
 ...     def rounds(self, parties):
 ...         width = parties[0].features
-...         total = yield Sum("rows", {"count": (), "sum": (width,)}, bound=1.0)
+...         total = yield ROWS({"count": (), "sum": (width,)})
 ...         self.model_ = {"mean": total["sum"] / total["count"]}
 ...         return {"rows": int(total["count"].round())}
 >>> class MeanClient(MethodClient):
-...     @contributes("rows", bound=1.0)
+...     @contributes(ROWS)
 ...     def add_rows(self):
 ...         return {"count": len(self.x), "sum": self.x.sum(axis=0)}
 
@@ -146,12 +147,8 @@ class Method(Strategy):
         Metrics per round.
     metrics_ : dict
         Metrics of the finished run.
-    saved_, saved_meta_ : dict
-        What the last ``Save`` kept, in a run that is resumed; else empty.
-    kept_ : int or None
-        The exchange after which the clients kept what they go on from.
-    spent_ : set of int
-        Partitions that have opened what is opened once.
+    planned, saved_, saved_meta_, kept_, spent_
+        What the run reads and writes, see :class:`~fedkern_flwr.run.Program`.
     noise_ : Releases
         What was released with noise.
     notes_ : list of str
@@ -160,9 +157,6 @@ class Method(Strategy):
         Whether the run at hand takes secure sums, and whether it is a simulation.
     initial_ : list of ndarray
         What ``start`` was given to begin with.
-    planned : int
-        How many rounds, or exchanges, the run will take, for its progress, if :meth:`rounds` sets
-        it.
     stage : {"new", "running", "over", "failed"}
         How far the last run is; a model is of a run that goes on or is over.
     order_seed : int
@@ -665,7 +659,14 @@ class Method(Strategy):
             order_seed=self.order_seed,
             privacy="" if self.budget is None else self.budget.write(),
         )
-        self._begin_sums()
+        cohorts = self.cohorts() if secure else []
+        if cohorts != []:
+            nodes.begin_sums(
+                cohorts,
+                self.thresholds(1 if cohorts is None else len(cohorts)),
+                allow_single=self.allow_single,
+                relays_only=self.relays_only,
+            )
         if self.counts_replies:
             nodes.listener = self._show_replies()
         run = Run(self, rules, nodes, grid, timeout, log, self.noise_, tell, self.on_round)
@@ -703,16 +704,6 @@ class Method(Strategy):
             budget=self.budget,
             releases=self.releases,
         )
-
-    def _begin_sums(self) -> None:
-        cohorts = self.cohorts() if self.is_secure else []
-        if cohorts != []:
-            self.nodes.begin_sums(
-                cohorts,
-                self.thresholds(1 if cohorts is None else len(cohorts)),
-                allow_single=self.allow_single,
-                relays_only=self.relays_only,
-            )
 
     def _show_replies(self) -> Callable[[int, Message], None]:
         """Return what shows the progress of a run with few exchanges of many replies."""
@@ -756,24 +747,44 @@ class Method(Strategy):
         self.history_ = progress["history"]
         self.noise_.go_on(progress.get("releases", {}))
 
-    # -- Flower's rounds of training and evaluation: none unless a method has them
+    # -- Flower's rounds of training and evaluation: start() does not come here
 
     def configure_train(self, *args: Any, **options: Any) -> Iterable[Message]:
-        """Return no messages: what is asked in a round are the steps of :meth:`rounds`."""
+        """Return no messages.
+
+        What a strategy of Flower sends here is what :meth:`rounds` yields, an ``Ask`` or a ``Sum``:
+        whom it asks, and what. :meth:`fedkern_flwr.run.Run.ask` makes the messages, with what its
+        secure sums add to them, and :meth:`fedkern_flwr.nodes.Nodes.ask` sends them.
+        """
         return []
 
     def aggregate_train(
         self, *args: Any, **options: Any
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return nothing: what came of a step is sent into the generator :meth:`rounds`."""
+        """Return nothing.
+
+        What a strategy of Flower averages here is added under masks while the replies arrive
+        (:meth:`fedkern_flwr.nodes.Nodes.on_reply`), and opened by the run when enough are in.
+        :meth:`rounds` receives the totals, or the replies, as the value of its ``yield``; what it
+        makes of them is in ``model_``, which :meth:`start` puts into ``Result.arrays``.
+        """
         return None, None
 
     def configure_evaluate(self, *args: Any, **options: Any) -> Iterable[Message]:
-        """Return no messages: held-out rows are counted in a step of :meth:`rounds`."""
+        """Return no messages.
+
+        Held-out rows are judged in a step of :meth:`rounds` as well: in a ``Sum`` that is declared
+        with ``held_out=True``, or a message of the method's own whose handler calls ``figures``.
+        """
         return []
 
     def aggregate_evaluate(self, *args: Any, **options: Any) -> MetricRecord | None:
-        """Return nothing: the figures of held-out rows are in what :meth:`rounds` returns."""
+        """Return nothing.
+
+        The figures of held-out rows are in what :meth:`rounds` returns, or in a ``Round`` that it
+        yields. :meth:`start` puts those whose names begin with ``test_`` into
+        ``Result.evaluate_metrics_clientapp``.
+        """
         return None
 
 

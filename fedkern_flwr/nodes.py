@@ -216,8 +216,8 @@ class Nodes:
             say = logger.info if self.watch is None else self.watch.say
             say(f"waiting for nodes: {len(self.parties)} of {expected}")
             time.sleep(0.2)
-        by_partition = sorted(self.parties.items(), key=lambda item: (item[1].partition, item[0]))
-        self.parties = dict(by_partition)
+        ordered = sorted((party.partition, node) for node, party in self.parties.items())
+        self.parties = {node: self.parties[node] for _, node in ordered}
         check(list(self.parties.values()))
         if differing := other_releases(releases):
             logger.warning(differing)

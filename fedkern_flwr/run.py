@@ -24,10 +24,10 @@ from .exchange import SERVER, SumSpec
 from .failure import Failure, count_failures
 from .nodes import Nodes, logger
 from .overlap import Overlap
-from .privacy import Budget, Release
+from .privacy import Budget
 from .privacy.budget import Releases
 from .run_log import RunLog
-from .secure_sum import Encoding, RunningSum
+from .secure_sum import RunningSum
 from .steps import (
     Answers,
     Ask,
@@ -39,9 +39,6 @@ from .steps import (
     Save,
     Step,
     Sum,
-    sum_bound,
-    sum_name,
-    sum_release,
 )
 from .transport import Outcome, read_reply, request_messages
 from .wire import PhaseMessage
@@ -55,18 +52,21 @@ _AGAIN = ": others have erased what would make it anew"
 
 
 class Program(Protocol):
-    """All that a run knows of its method.
+    """All that a run knows of its method: ten names, of which each method has defaults.
+
+    Its options are handed to the run as :class:`RunRules`, its generator to :meth:`Run.drive`.
 
     Attributes
     ----------
     planned : int
-        How many rounds, or exchanges, the run will take, for its progress.
+        How many rounds, or exchanges, the run will take, for its progress: the generator sets it.
     saved_, saved_meta_ : dict
-        What the last ``Save`` kept, in a run that is resumed; else empty.
+        What the last ``Save`` kept, in a run that is resumed; else empty. The run writes them
+        before it starts the generator, which goes on from them.
     kept_ : int or None
-        The exchange after which the clients kept what they go on from.
+        The exchange after which the clients kept what they go on from; written with them.
     spent_ : set of int
-        Partitions that have opened what is opened once.
+        Partitions that have opened what is opened once; written with them. No sum waits for these.
     """
 
     planned: int
@@ -197,6 +197,7 @@ class Run:
         self.program, self.rules, self.nodes = program, rules, nodes
         self.grid, self.timeout, self.log = grid, timeout, log
         self.noise, self.tell, self.show = noise, tell, show
+        self._sums: Any = nodes.sums  # None in a run that takes none
         self.over = False
         self.deliveries: dict[int, list[Deliver]] = {}
         self._outcome = Outcome()  # of the exchange at hand
@@ -283,17 +284,17 @@ class Run:
     # -- sums and questions by the name of a handler
 
     def _sum(self, step: Sum) -> NDArray[np.float64]:
-        most = [p.test_rows if step.held_out else p.rows for p in self.nodes.parties.values()]
-        bound = sum_bound(step.bound, most if step.per == "row" else [1])
-        name, length = sum_name(step.name, held_out=step.held_out), sum(step.sizes.values())
-        release = self._release(step, name, length)
-        spec = SumSpec(
-            name=name,
-            encoding=Encoding.fixed_point(bound),
-            length=length,
-            self_masks=True,
-            release=release,
-        )
+        if not step.shapes:
+            raise ProtocolError(
+                f"the sum {step.name!r} has no shapes",
+                remedy="yield it with the shapes of what is added: NAME(shapes, **arguments)",
+                code="FK-METHOD-STEP",
+            )
+        budget, name, cohort = self.rules.budget, step.full_name, self._sums.membership.cohorts[0]
+        parties = {p.partition: p for p in self.nodes.parties.values()}
+        rows = [parties[p].test_rows if step.held_out else parties[p].rows for p in cohort.members]
+        about: Any = {"least": cohort.threshold, "releases": self.rules.releases}
+        spec = step.spec(sum(step.sizes.values()), rows, budget, **about)
         found = self.ask(
             Ask(
                 self._request(step.name, step.ask, step.sizes),
@@ -304,28 +305,11 @@ class Run:
             )
         )
         self.log.again = []
-        if release is None:
+        if spec.release is None:
             self.nodes.warn_released(name, self.program.unknowns)
         else:
-            self.noise.note(release, len(found.contributors[name]))
+            self.noise.note(spec.release, len(found.contributors[name]))
         return np.asarray(found.totals[name], np.float64)
-
-    def _release(self, step: Sum, name: str, length: int) -> Release | None:
-        """Return the noise of a sum; None in a run without a budget."""
-        if self.rules.budget is None:
-            return None
-        cohort = self._sums.membership.cohorts[0]
-        parties = {p.partition: p for p in self.nodes.parties.values()}
-        rows = [parties[p].test_rows if step.held_out else parties[p].rows for p in cohort.members]
-        return sum_release(
-            self.rules.budget,
-            name,
-            step.sensitivity,
-            length=length,
-            rows=rows,
-            least=cohort.threshold,
-            releases=self.rules.releases,
-        )
 
     def _ask_by_name(self, step: Ask) -> dict[str, Any]:
         assert isinstance(step.what, str)
@@ -633,7 +617,7 @@ class Run:
             term.key: self._sums.order(
                 self._bound(step, term, requests) if term.bound else term.name,
                 term.length,
-                term.ordered,
+                term.encoding.noisy(term.noise),
                 cohort=term.cohort,
                 receiver=term.receiver,
                 self_masks=term.self_masks,
@@ -673,11 +657,6 @@ class Run:
         """Forget sums that nobody shall have."""
         for one in sums:
             self._sums.close(one)
-
-    @property
-    def _sums(self) -> Any:
-        assert self.nodes.sums is not None
-        return self.nodes.sums
 
     # -- failures
 

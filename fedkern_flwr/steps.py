@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from .errors import CohortError, OptionError, ProtocolError
 from .exchange import SumSpec
 from .failure import Failure
-from .privacy import Budget, Release, plan_sum
-from .secure_sum import RunningSum
+from .privacy import Budget, plan_sum
+from .secure_sum import Encoding, RunningSum
 from .wire import PhaseMessage
 
 Values = Mapping[str, Any]
@@ -24,36 +24,53 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Sum:
-    """Sum what the clients' handler of that name returns; the generator receives the totals.
+    """A sum over the clients, declared once: at module level, for the method and for its client.
+
+    ``@contributes(ROWS)`` marks the handler whose numbers are added; ``yield ROWS(shapes, **ask)``
+    asks for them, and the generator receives the totals. Each side reads the declaration that it
+    has: an order of another one is refused by the node.
 
     Attributes
     ----------
     name : str
-        Name of the handler that :func:`~fedkern_flwr.method.contributes` marks.
-    shapes : mapping
-        Key -> shape of the array that each client adds, () for a number.
-    bound : float
-        Largest absolute value that one row of a client, or a client, adds to any of the numbers;
-        the clients state the same.
-    ask : mapping
-        Arguments of the handler: numbers, texts, lists, arrays.
+        Name of the sum, one of a method.
+    bound : float (default: 1.0)
+        Largest absolute value that one row of a client, or a client, adds to any number. The node
+        refuses larger ones.
     per : {"row", "client"} (default: "row")
         Of what the bound is.
     held_out : bool (default: False)
         Whether it is about held-out rows: nodes tell such figures seldom, and of enough rows.
     sensitivity : float, optional
         Euclidean length by which a row that takes another's place moves a client's numbers, at
-        most; the clients state the same. Runs with a budget of privacy need it, see
+        most: the handler must see to that. Runs with a budget of privacy need one for each sum, see
         :class:`~fedkern_flwr.method.PrivateMethod`.
+    rounds : bool (default: False)
+        Whether a run has several rounds of it. Else a node helps to open one in a run.
+    shapes : mapping
+        Key -> shape of the array that each client adds, () for a number. Of a declaration none.
+    ask : mapping
+        Arguments of the handler: numbers, texts, lists, arrays.
     """
 
     name: str
-    shapes: Mapping[str, tuple[int, ...]]
+    _: KW_ONLY
     bound: float = 1.0
-    ask: Values = field(default_factory=dict)
     per: Literal["row", "client"] = "row"
     held_out: bool = False
     sensitivity: float | None = None
+    rounds: bool = False
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    ask: Values = field(default_factory=dict, hash=False)
+
+    def __call__(self, shapes: Mapping[str, tuple[int, ...]], /, **ask: Any) -> Sum:
+        """Return the sum with the shapes of what is added, and the arguments of the handler."""
+        return replace(self, shapes=shapes, ask=ask)
+
+    @property
+    def full_name(self) -> str:
+        """Under which name the numbers of the handler are summed."""
+        return f"evaluate/{self.name}" if self.held_out else self.name
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -64,6 +81,63 @@ class Sum:
         """Return the totals by key."""
         parts = split(total, self.sizes)
         return {key: parts[key].reshape(shape) for key, shape in self.shapes.items()}
+
+    def spec(
+        self,
+        length: int,
+        rows: Sequence[int],
+        budget: Budget | None,
+        *,
+        least: int = 0,
+        releases: int = 1,
+    ) -> SumSpec:
+        """Return what is ordered, and what a node compares with the order.
+
+        Parameters
+        ----------
+        length : int
+            Numbers of each client.
+        rows : sequence of int
+            Of each client, held out or not.
+        budget : Budget or None
+            Of the run; without one there is no noise.
+        least : int
+            Of a run with a budget: fewest clients over which it can be opened.
+        releases : int
+            Sums about the same rows that share the budget.
+
+        Raises
+        ------
+        OptionError
+            There is a budget, and the sum has no sensitivity.
+        """
+        most = max(1, *rows) if self.per == "row" else 1
+        release = None
+        if budget is not None and self.sensitivity is None:
+            raise OptionError(
+                f"the sum {self.full_name!r} has no sensitivity, so no noise is enough for it",
+                remedy="state one where it is declared, or leave out privacy_epsilon",
+                code="FK-BUDGET-SENSITIVITY",
+            )
+        if budget is not None and self.sensitivity is not None:
+            release = plan_sum(
+                self.full_name,
+                budget,
+                sensitivity=self.sensitivity,
+                length=length,
+                rows=rows,
+                least=least,
+                releases=releases,
+            )
+        return SumSpec(
+            name=self.full_name,
+            encoding=Encoding.fixed_point(self.bound * most * (1.0 + _ROUNDING)),
+            length=length,
+            self_masks=True,
+            everybody=True,
+            release=release,
+            held_out=self.held_out,
+        )
 
 
 @dataclass(frozen=True)
@@ -247,57 +321,3 @@ def split(numbers: NDArray[np.float64], sizes: Mapping[str, int]) -> dict[str, N
 Step = Sum | Ask | Deliver | Save | Round | Overlapping
 Rounds = Generator[Step, Any, Mapping[str, Any] | None]
 Steps = Generator[Step, Any, Any]  # a part of them, which may return anything
-
-
-def sum_bound(bound: float, rows: Sequence[int]) -> float:
-    """Return the public bound of a client's numbers, of that of a row and the rows of each."""
-    return bound * max(1, *rows) * (1.0 + _ROUNDING)
-
-
-def sum_release(
-    budget: Budget,
-    name: str,
-    sensitivity: float | None,
-    *,
-    length: int,
-    rows: Sequence[int],
-    least: int,
-    releases: int,
-) -> Release:
-    """Return the noise of a sum in a run with a budget: clients derive the same.
-
-    Parameters
-    ----------
-    budget : Budget
-        Of the run.
-    name : str
-        Of the sum.
-    sensitivity : float or None
-        Of a row, see :class:`Sum`.
-    length : int
-        Numbers of each client.
-    rows : sequence of int
-        Of each client.
-    least : int
-        Fewest clients over which it can be opened.
-    releases : int
-        Sums about the same rows that share the budget.
-
-    Raises
-    ------
-    OptionError
-        It has no sensitivity.
-    """
-    if sensitivity is None:
-        raise OptionError(
-            f"the sum {name!r} has no sensitivity, so no noise is enough for it",
-            remedy="state one in Sum and @contributes, or leave out privacy_epsilon",
-            code="FK-BUDGET-SENSITIVITY",
-        )
-    about: dict[str, Any] = {"rows": rows, "least": least, "releases": releases}
-    return plan_sum(name, budget, sensitivity=sensitivity, length=length, **about)
-
-
-def sum_name(name: str, *, held_out: bool) -> str:
-    """Return under which name the numbers of a handler are summed."""
-    return f"evaluate/{name}" if held_out else name

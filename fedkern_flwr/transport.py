@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -440,9 +440,11 @@ class Courier:
             See :func:`exchange`.
         """
         arrived, held = 0, [one for one in self._open if one.failure is not None]
-        for group in _groups(self._answerable()):
+        answerable = self._answerable()
+        for start in range(0, len(answerable), _GROUP):
+            group = answerable[start : start + _GROUP]
             # Replies first: a copy is refused because another one was answered.
-            for reply in sorted(self.grid.pull_messages(group), key=lambda r: r.has_error()):
+            for reply in sorted(self.grid.pull_messages(group), key=Message.has_error):
                 name = reply.metadata.reply_to_message_id
                 one = self._copies.pop(name, None)
                 if one is None:
@@ -593,11 +595,6 @@ class Courier:
         self._open.remove(one)
         for name in one.copies:
             self._copies.pop(name, None)
-
-
-def _groups(ids: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(ids), _GROUP):
-        yield ids[start : start + _GROUP]
 
 
 class SwiftGrid:

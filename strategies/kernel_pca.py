@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.kernels.product import REST_SENSITIVITY, SENSITIVITY, principal, shapes
-from fedkern_flwr.method import Ask, PrivateMethod, Rounds, Sum, option
+from fedkern_flwr.kernel_pca import MOMENTS, REST, principal, shapes
+from fedkern_flwr.method import Ask, PrivateMethod, Rounds, option
 from fedkern_flwr.planning import allowance
 from fedkern_flwr.secure_sum.membership import default_threshold
 from fedkern_flwr.wire import DescribeReply
@@ -73,7 +73,7 @@ class KernelPCA(PrivateMethod):
         bandwidth = float(np.sqrt(columns / 2.0)) if self.bandwidth is None else self.bandwidth
         kernel = {"bandwidth": bandwidth, "features": features, "seed": self.run_seed}
         self.planned = 4
-        total = yield Sum("moments", shapes(width), bound=1.0, ask=kernel, sensitivity=SENSITIVITY)
+        total = yield MOMENTS(shapes(width), **kernel)
         mean, components, shares = principal(total, self.components)
         self.model_ = {"mean": mean, "components": components, "shares": shares}
         model = {**kernel, "mean": mean, "components": components}
@@ -81,14 +81,7 @@ class KernelPCA(PrivateMethod):
         metrics = {"rows": int(np.rint(total["rows"])), "explained": float(shares.sum())}
         yield Ask("project", model, least=1)  # who has vanished goes without
         if any(party.test_rows for party in parties):
-            left = yield Sum(
-                "rest",
-                {"left": (), "all": ()},
-                bound=4.0,
-                ask=model,
-                held_out=True,
-                sensitivity=REST_SENSITIVITY,
-            )
+            left = yield REST({"left": (), "all": ()}, **model)
             if left["all"] > 0.0:
                 metrics["test_explained"] = float(1.0 - left["left"] / left["all"])
         return metrics

@@ -1,36 +1,21 @@
-"""What a node checks before it answers: pure functions that the base of all clients calls.
+"""What a node checks before it answers, counts and remembers.
 
 An order, the options that the node was started with, its policy and what it has answered before
 go in; nothing comes out, or a :class:`~fedkern_flwr.errors.RefusedError` of one line that names
-the rule. No refusal depends on a value of the node's table, and none quotes one.
+the rule. No refusal depends on a value of the node's table, and none quotes one. A client asks
+through its base (:mod:`fedkern_flwr.node.guarded`), which holds the policy and the ledger.
 
 * :mod:`.policy`: what the node's owner allows.
-* :mod:`.counting`: how many numbers may be released about how many unknowns.
 * :mod:`.orders`: who may open a sum, of which numbers, over which cohort.
+* :mod:`.counting`: how many numbers may be released about how many unknowns, within a run.
+* :mod:`.freeze`, :mod:`.cells`: blocks of rows, and what was opened about them over all runs.
+* :mod:`.opened`, :mod:`.spending`: what sums and noise have cost, in the ledger.
+* :mod:`.ledger`: the file of all that, which a run is opened, entered and ended in.
 """
 
 from __future__ import annotations
 
-from .orders import (
-    check_cohort,
-    check_order,
-    check_own_rows,
-    check_run,
-    check_selection,
-    check_size,
-    refusal,
-)
+from .orders import check_selection, check_size, refusal
 from .policy import NodePolicy
-from .record import RunRecord
 
-__all__ = [
-    "NodePolicy",
-    "RunRecord",
-    "check_cohort",
-    "check_order",
-    "check_own_rows",
-    "check_run",
-    "check_selection",
-    "check_size",
-    "refusal",
-]
+__all__ = ["NodePolicy", "check_selection", "check_size", "refusal"]

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RefusedError
-from .policy import NodePolicy
 
 #: Parties other than the node itself whose rows count as known to the server.
 COLLUDERS = 1
@@ -46,11 +45,6 @@ OF_NO_ROWS = ("landmark pairs",)
 Mode = Literal["refuse", "warn", "off"]
 
 
-def mode(policy: NodePolicy, usual: Mode) -> Mode:
-    """Return what a node does with a release of too many numbers; ``usual`` if no rule says so."""
-    return "off" if policy.allow_small_sums else policy.counting or usual
-
-
 def binary_columns(*tables: NDArray[Any]) -> int:
     """Return how many columns of tables of equal length have at most two values."""
     found = 0
@@ -64,7 +58,7 @@ def binary_columns(*tables: NDArray[Any]) -> int:
 
 def unknowns_of_row(columns: int, binary: int = 0) -> float:
     """Return the unknowns of a row of so many columns, label included, some of them binary."""
-    return unknowns_of_bits(bits_of_row(columns, binary))
+    return bits_of_row(columns, binary) / _BITS
 
 
 def bits_of_row(columns: int, binary: int = 0) -> int:

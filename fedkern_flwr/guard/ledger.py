@@ -7,48 +7,121 @@ time take turns: a decision and the entries that follow from it are one transact
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError
+from ..secure_sum.crypto import KEY_BYTES
 from ..secure_sum.party import OTHER_PARTIES
 from .cells import needed_rows
-from .counting import Mode
 from .freeze import Freeze, changing, freeze_folder, open_freeze
-from .ledger_file import (
-    LedgerFile,
-    fact,
-    keep_array,
-    keep_fact,
-    kept_array,
-    kept_set,
-    secret_key,
-    value_of,
+from .ledger_file import FILE, Entries, LedgerFile
+from .opened import (
+    Left,
+    Opened,
+    Opening,
+    Rules,
+    check_freeze,
+    contents_of,
+    frozen_rows,
+    opened_sums,
 )
-from .opened import Left, Opened, Opening, check_freeze, contents_of, frozen_rows, opened_sums
 from .orders import refusal
-from .policy import NodePolicy
+from .policy import RULES
 from .rows import OwnRows, Places, RowSet, Streamed, again, digest
 from .spending import Charge, charge, learned_rows, spent_in_all
-from .summaries import AboutRun, RunSummary, near_limits, run_summaries
 
 logger = logging.getLogger("fedkern_flwr")
 
 Run = dict[str, Any]  # a row of the table of runs
+Asked = TypeVar("Asked", bound=Callable[..., Any])
 
 NO_ROWS = np.zeros(0, np.int64)
 NOT_ENDED = "it has not ended"
+_NEAR = 0.8  # share of what is allowed from which on the owner is warned
+_FAILURES = 3  # over all runs: each may tell something of values
+
+
+# -- what it shows: no digest, no id, nothing of a row
+
+
+@dataclass(frozen=True)
+class AboutRun:
+    """What joins a run in a node's ledger up with the coordinator's records of it.
+
+    Attributes
+    ----------
+    session : str
+        Name of the run, as in its ``result.json``; a run that is resumed keeps it.
+    flower_run : str
+        Number of the run of Flower; a run that is resumed has another one.
+    release : str
+        Of fedkern-flwr, at this node.
+    app : str
+        Publisher, name, version and the first digits of the hash of the app that answered.
+    settings : str
+        What the run is configured with, shortened.
+    settings_digest : str
+        SHA-256 of all of it, the first 16 digits.
+    max_evaluations, max_epsilon : int, float or None
+        What the node's policy allowed; None for no limit.
+    """
+
+    session: str = ""
+    flower_run: str = ""
+    release: str = ""
+    app: str = ""
+    settings: str = ""
+    settings_digest: str = ""
+    max_evaluations: int | None = None
+    max_epsilon: float | None = None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What the ledger shows of a run."""
+
+    number: int
+    opened: str
+    method: str
+    secure: bool
+    pinned: bool
+    sums: tuple[str, ...]
+    rows: int
+    parties: int
+    evaluations: int
+    refusals: int
+    epsilon: float  # of what it released with noise, 0 if nothing
+    ended: str = ""  # empty while it goes on, if it broke off, and of runs without secure sums
+    about: AboutRun = field(default_factory=AboutRun)
+
+
+def otherwise(nothing: Any) -> Callable[[Asked], Asked]:
+    """Have a method return ``nothing`` where the node has no folder, and so remembers nothing."""
+
+    def mark(method: Asked) -> Asked:
+        @functools.wraps(method)
+        def asked(ledger: NodeLedger, *about: Any, **more: Any) -> Any:
+            return method(ledger, *about, **more) if ledger.counts else nothing
+
+        return asked  # type: ignore[return-value]
+
+    return mark
 
 
 class NodeLedger:
@@ -56,19 +129,41 @@ class NodeLedger:
 
     Parameters
     ----------
-    folder : Path
-        The node's own folder.
+    folder : Path or None
+        The node's own folder. Without one nothing is remembered from run to run: nothing is
+        entered, and what is asked is answered as at a new node.
     partition : int
         Which node it is: several on one machine may share a folder.
+    rules : Rules
+        What its owner allows, and what the client that answers says of its rows.
+    simulated : bool (default: False)
+        Whether the node is one of a simulation.
+
+    Attributes
+    ----------
+    counts : bool
+        Whether it counts what is opened, over all runs.
     """
 
-    def __init__(self, folder: Path, partition: int = 0) -> None:
-        self.partition, self.file = partition, LedgerFile(folder)
+    file: LedgerFile
+
+    def __init__(
+        self,
+        folder: Path | None,
+        partition: int = 0,
+        rules: Rules = Rules(),  # noqa: B008 - it is frozen
+        *,
+        simulated: bool = False,
+    ) -> None:
+        self.folder, self.partition, self.rules = folder, partition, rules
+        self.simulated, self.counts = simulated, folder is not None
+        if folder is not None:
+            self.file = LedgerFile(folder, partition)
 
     @property
     def exists(self) -> bool:
-        """Whether there is a ledger; it is made when it is first written."""
-        return self.file.path.is_file()
+        """Whether there is a ledger: it is made when it is first written, and to look is not to."""
+        return self.counts and self.file.path.is_file()
 
     def make(self) -> None:
         """Make the ledger of a new node; one that is there stays."""
@@ -86,7 +181,7 @@ class NodeLedger:
         secure: bool,
         pinned: bool,
         rows: OwnRows,
-        about: AboutRun = AboutRun(),  # noqa: B008 - it is frozen
+        about: AboutRun = AboutRun(),
     ) -> tuple[str, ...]:
         """Note that a run was opened here, with which rows; asked again, with which rows now.
 
@@ -116,9 +211,9 @@ class NodeLedger:
             The node's owner has removed what it had kept of the run.
         """
         with self.file.writing() as db:
-            key = secret_key(db)
+            key = db.key
             named = digest(key, session.encode())
-            if value_of(db, "SELECT 1 FROM runs WHERE session = ? AND cleaned", named):
+            if db.value("SELECT 1 FROM runs WHERE session = ? AND cleaned", named):
                 raise refusal(
                     "what this node had kept of the run was removed by its owner",
                     remedy="start a new run",
@@ -126,9 +221,9 @@ class NodeLedger:
                 )
             content = rows.digest(key)
             known = "SELECT held FROM runs WHERE partition = ? AND content = ?"
-            held = value_of(db, known, self.partition, content)
+            held = db.value(known, self.partition, content)
             if held is None:
-                held = keep_array(db, rows.digests(key).pack())
+                held = db.keep_array(rows.digests(key).pack())
             db.execute(  # opened by another table: nobody can compare it
                 "UPDATE opened SET function = x'' WHERE run IN (SELECT id FROM runs"
                 " WHERE session = ? AND partition = ? AND content <> ?)",
@@ -145,9 +240,8 @@ class NodeLedger:
             )
             return near_limits(db)
 
-    def freeze(
-        self, session: str, rows: OwnRows, places: Places | None, *, least: int, apart: str = ""
-    ) -> Left:
+    @otherwise(Left())
+    def freeze(self, session: str, rows: OwnRows, places: Places | None = None) -> Left:
         """Freeze the rows of a client, or find them in the freeze that there is.
 
         Parameters
@@ -159,10 +253,6 @@ class NodeLedger:
         places : ndarray of int64, optional
             Of a client that has read frozen files: the number of each row in the freeze, -1 for one
             that is in no block.
-        least : int
-            Rows of a block, at least.
-        apart : str
-            Name of a freeze beside that of the node's table.
 
         Returns
         -------
@@ -174,26 +264,24 @@ class NodeLedger:
         RefusedError
             They have changed, and the changes form no whole blocks.
         """
-        with self.file.writing() as db:
-            run, folder = self._run(db, session), self._folder(apart)
-            sums = opened_sums(db, self.partition, apart)
-            mark = check_freeze(db, open_freeze(folder), sums)
+        with self._within(session) as (db, run):
+            sums = opened_sums(db, self.rules.apart)
+            mark = check_freeze(db, open_freeze(self._folder), sums)
             if places is None:
-                places = self._same_table(db, run, open_freeze(folder))
+                places = self._same_table(db, run, open_freeze(self._folder))
             if places is None:
-                lot: Any = {"needed": needed_rows(sums), "least": least, "ledger": mark}
-                places = self._freeze_arrays(folder, rows, **lot)
-            freeze = open_freeze(folder)
-            left = Left(*json.loads(run["planned"])) if run["planned"] else None
-            kept = keep_array(db, places.tobytes()), contents_of(db, freeze, places)
+                places = self._freeze_arrays(rows, needed=needed_rows(sums), ledger=mark)
+            freeze = open_freeze(self._folder)
+            kept = db.keep_array(places.tobytes()), contents_of(db, freeze, places)
             db.execute("UPDATE runs SET places = ?, frozen = ? WHERE id = ?", (*kept, run["id"]))
-            if left is None:
-                left = Opened(db, run["id"], freeze, apart).plan()
-                plan = json.dumps(left), run["id"]
-                db.execute("UPDATE runs SET planned = ? WHERE id = ?", plan)
+            if run["planned"]:
+                return Left(*json.loads(run["planned"]))
+            left = Opened(db, run["id"], freeze, self.rules).plan()
+            plan = json.dumps(left), run["id"]
+            db.execute("UPDATE runs SET planned = ? WHERE id = ?", plan)
             return left
 
-    def _same_table(self, db: sqlite3.Connection, run: Run, freeze: Freeze) -> Places | None:
+    def _same_table(self, db: Entries, run: Run, freeze: Freeze) -> Places | None:
         """Return the places of an earlier run of the same table, if they are still frozen so."""
         query = (
             "SELECT DISTINCT places, frozen FROM runs WHERE partition = ? AND id <> ?"
@@ -201,27 +289,26 @@ class NodeLedger:
         )
         about = self.partition, run["id"], run["content"]
         for number, frozen in db.execute(query, about).fetchall():
-            places: Places = np.frombuffer(kept_array(db, number), np.int64)
+            places: Places = np.frombuffer(db.array(number), np.int64)
             there = len(places) and (places >= 0).all()
             if there and contents_of(db, freeze, places) == frozen:
                 return places
         return None
 
-    def _freeze_arrays(
-        self, folder: Path, own: OwnRows, *, needed: int, least: int, ledger: str
-    ) -> Places:
+    def _freeze_arrays(self, own: OwnRows, *, needed: int, ledger: str) -> Places:
         """Freeze the rows of a client that has arrays; return their places.
 
         Raises
         ------
         RefusedError
         """
-        rows, freeze = own.rows(), Freeze.load(folder)
+        rows, freeze = own.rows(), Freeze.load(self._folder)
         if freeze is None:
+            least = self.rules.policy.min_own_rows if self.rules.records else 1
             freeze, change = Freeze.deal(rows, least=least, ledger=ledger)
         else:
             change = freeze.update(rows, needed=needed)
-        freeze.save(folder)
+        freeze.save(self._folder)
         places = freeze.places(rows)
         if any(change.waiting.values()):
             logger.warning("%s", change)
@@ -233,33 +320,30 @@ class NodeLedger:
             )
         return places
 
-    def parts(self, session: str) -> NDArray[np.int8]:
-        """Return for each own row of a run its part of the freeze, -1 for one that is not in it."""
-        with self.file.open() as db:
-            run, freeze = self._run(db, session), open_freeze(self._folder())
+    @otherwise(None)
+    def parts(self, session: str) -> NDArray[np.int8] | None:
+        """Return for each own row of a run its part: 0 is held out, 1 to 5 are folds, -1 none."""
+        with self._within(session) as (db, run):
+            freeze = open_freeze(self._folder)
             rows = frozen_rows(db, freeze, run["places"], run["frozen"])
             found: NDArray[np.int8] = freeze.blocks["part"][freeze.block[rows]]
             return np.where(rows < 0, np.int8(-1), found)
 
-    def lasting_secret(self, purpose: bytes) -> bytes:
-        """Return 32 bytes that last until a change of the table could not wait."""
-        generation = open_freeze(self._folder()).generation
+    @otherwise(None)
+    def lasting_secret(self, purpose: bytes) -> bytes | None:
+        """Return 32 bytes that last until a change of the table could not wait; None if none do.
+
+        What is drawn from them is the same in all runs, so that a repeated run is free.
+        """
+        place = b"%s/%d" % (purpose, open_freeze(self._folder).generation)
         with self.file.writing() as db:
-            place = b"%s/%d" % (purpose, generation)
-            return b"".join(
-                digest(secret_key(db), b"lasting", place, half) for half in (b"0", b"1")
-            )
+            return b"".join(digest(db.key, b"lasting", place, half) for half in (b"0", b"1"))
 
     def enter(
         self,
         session: str,
         sums: Iterable[Opening],
-        policy: NodePolicy,
         *,
-        mode: Mode = "refuse",
-        records: bool = True,
-        enough: int = 3,
-        apart: str = "",
         charges: Sequence[Charge] = (),
         taken: RowSet | None = None,
         shown: Mapping[str, str] = MappingProxyType({}),
@@ -272,12 +356,6 @@ class NodeLedger:
             Name of the run.
         sums : iterable of Opening
             What is summed, or opened.
-        policy : NodePolicy
-            What the node's owner allows.
-        mode, records, enough
-            See :meth:`~fedkern_flwr.guard.opened.Opened.enter`.
-        apart : str
-            Name of a freeze beside that of the node's table.
         charges : sequence of Charge
             What is released with noise.
         taken : RowSet, optional
@@ -298,28 +376,26 @@ class NodeLedger:
         ProtocolError
             The run was not opened here.
         """
-        with self.file.writing() as db:
-            run, said = self._run(db, session), list[str]()
-            number, learned = run["id"], run["learned"]
+        with self._within(session) as (db, run):
+            number, learned, said = run["id"], run["learned"], list[str]()
             if sums := list(sums):
-                how: Any = {"mode": mode, "records": records, "enough": enough}
-                with changing(self._folder(apart)) as freeze:
-                    opened, own = Opened(db, number, freeze, apart), NO_ROWS
+                with changing(self._folder) as freeze:
+                    opened, own = Opened(db, number, freeze, self.rules), NO_ROWS
                     if any(not one.again and (one.rows is None or len(one.rows)) for one in sums):
                         own = frozen_rows(db, freeze, run["places"], run["frozen"])
                     for one in sums:
                         if one.again:
-                            opened.open_again(one, policy, enough=enough)
+                            opened.open_again(one)
                             continue
                         if one.share:
                             self._check_streamed(db, number)
                         rows = own[:learned] if one.rows is None or not len(own) else own[one.rows]
-                        said.append(opened.enter(one, rows, policy, **how))
-            charge(db, number, charges, policy, taken=taken)
+                        said.append(opened.enter(one, rows))
+            charge(db, number, charges, self.rules.policy, taken=taken)
             self._keep_shown(db, number, shown)
             return [problem for problem in said if problem]
 
-    def _keep_shown(self, db: sqlite3.Connection, run: int, shown: Mapping[str, str]) -> None:
+    def _keep_shown(self, db: Entries, run: int, shown: Mapping[str, str]) -> None:
         """Enter what is about to be opened: mark of the values -> digest of the parties.
 
         Raises
@@ -328,41 +404,63 @@ class NodeLedger:
             The same values were opened over other parties.
         """
         for mark, among in shown.items():
-            known = hashlib.blake2b(mark.encode(), key=secret_key(db), digest_size=8).digest()
+            known = hashlib.blake2b(mark.encode(), key=db.key, digest_size=8).digest()
             db.execute("INSERT OR IGNORE INTO shown VALUES (?, ?, ?)", (run, known, among))
             query = "SELECT among FROM shown WHERE run = ? AND mark = ?"
-            if value_of(db, query, run, known) != among:
+            if db.value(query, run, known) != among:
                 raise refusal(
                     OTHER_PARTIES,
                     remedy="go on with those, or start another run",
                     code="FK-ORDER-PARTIES",
                 )
 
-    def record(self, session: str) -> str:
-        """Return the node's record of a run; nothing of one that it does not know."""
+    @otherwise(None)
+    def record(self, session: str) -> str | None:
+        """Return the node's record of a run; nothing of one that it does not know.
+
+        None where nothing is remembered from run to run.
+        """
+        if not self.exists:
+            return ""
         with self.file.open() as db:
             run = self._find(db, session)
             return "" if run is None else str(run["record"])
 
+    @otherwise(None)
     def keep_record(self, session: str, record: str) -> None:
         """Keep the node's record of a run, before what it is about leaves the node."""
         with self.file.writing() as db:
-            place = record, digest(secret_key(db), session.encode()), self.partition
+            place = record, digest(db.key, session.encode()), self.partition
             db.execute("UPDATE runs SET record = ? WHERE session = ? AND partition = ?", place)
 
+    @otherwise(None)
     def fail(self) -> None:
         """Count a failure that may depend on values, over all runs."""
         with self.file.writing() as db:
-            number = int(fact(db, self.partition, "failures") or 0)
-            keep_fact(db, self.partition, "failures", number + 1)
+            number = int(db.fact("failures") or 0)
+            db.keep_fact("failures", number + 1)
 
     def failures(self, *, reset: bool = False) -> int:
         """Return how often runs of this node failed by values; ``reset`` begins anew."""
         with self.file.writing() if reset else self.file.open() as db:
-            number = int(fact(db, self.partition, "failures") or 0)
+            number = int(db.fact("failures") or 0)
             if reset:
-                keep_fact(db, self.partition, "failures", 0)
+                db.keep_fact("failures", 0)
             return number
+
+    def check_failures(self) -> None:
+        """Refuse all runs of a node at which too many failed by values.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if self.exists and self.failures() >= _FAILURES:
+            raise refusal(
+                f"{_FAILURES} runs have failed here by values of rows",
+                remedy="its owner looks at its log, then `fedkern node freeze --reset-failures`",
+                code="FK-NODE-FAILURES",
+            )
 
     def has_exact_sums(self, session: str) -> bool:
         """Tell whether other runs of this node have summed without noise."""
@@ -372,50 +470,58 @@ class NodeLedger:
                 "SELECT 1 FROM opened JOIN runs ON runs.id = run WHERE partition = ?"
                 " AND runs.id <> ? AND numbers > 0"
             )
-            return bool(value_of(db, query, self.partition, run["id"] if run else 0))
+            return bool(db.value(query, self.partition, run["id"] if run else 0))
 
     def spent(self) -> float:
         """Return epsilon of what all runs of this node have released with noise, of one row."""
         with self.file.open() as db:
             return spent_in_all(db, self.partition)
 
-    def told_counts(self) -> dict[str, dict[str, Any]]:
+    @otherwise(MappingProxyType({}))
+    def told_counts(self) -> Mapping[str, dict[str, Any]]:
         """Return column of text -> counts of its categories, as they were last told in a sum."""
         with self.file.open() as db:
-            return dict(json.loads(fact(db, self.partition, "categories") or "{}"))
+            return dict(json.loads(db.fact("categories") or "{}"))
 
+    @otherwise(None)
     def keep_counts(self, told: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep what is told of the categories of columns, before it leaves the node."""
         with self.file.writing() as db:
-            keep_fact(db, self.partition, "categories", json.dumps(told))
+            db.keep_fact("categories", json.dumps(told))
 
-    def noise_key(self, session: str) -> bytes:
-        """Return the key of the noise of a run: the same until the run is over."""
-        with self.file.writing() as db:
-            run = self._run(db, session)
+    def noise_key(self, session: str, known: bytes = b"") -> bytes:
+        """Return the key of the noise of a run: the same until the run is over.
+
+        Without a folder it is the one that is ``known``, if there is one.
+        """
+        if not self.counts:
+            return known or secrets.token_bytes(KEY_BYTES)
+        with self._within(session) as (db, run):
             key = bytes(run["noise"]) or secrets.token_bytes(32)
             db.execute("UPDATE runs SET noise = ? WHERE id = ?", (key, run["id"]))
             return key
 
     def split_key(self) -> bytes:
-        """Return the key by which held-out rows are dealt to calibration and report, for good."""
-        with self.file.writing() as db:
-            return digest(secret_key(db), b"halves of held-out rows")
+        """Return the key by which held-out rows are dealt to calibration and report.
 
+        It is this node's own, and the same in all runs if there is a folder. In simulations it is
+        empty: three engines must deal the same halves.
+        """
+        if not self.counts:
+            return b"" if self.simulated else secrets.token_bytes(KEY_BYTES)
+        with self.file.writing() as db:
+            return digest(db.key, b"halves of held-out rows")
+
+    @otherwise(None)
     def end_run(self, session: str) -> None:
         """Note that a run has ended, and erase the key of its noise."""
         with self.file.writing() as db:
-            place = _now(), digest(secret_key(db), session.encode()), self.partition
+            place = _now(), digest(db.key, session.encode()), self.partition
             query = "UPDATE runs SET ended = ?, noise = x'' WHERE session = ? AND partition = ?"
             db.execute(query, place)
 
     def tell(
-        self,
-        session: str,
-        asked: str,
-        rows: NDArray[np.integer[Any]],
-        figures: list[float],
-        policy: NodePolicy,
+        self, session: str, asked: str, rows: NDArray[np.integer[Any]], figures: list[float]
     ) -> list[float]:
         """Enter figures about held-out rows; return those to tell: asked again, those told before.
 
@@ -429,32 +535,30 @@ class NodeLedger:
             The rows that they are about, by their places in the table.
         figures : list of float
             As computed now.
-        policy : NodePolicy
-            What the node's owner allows.
 
         Raises
         ------
         RefusedError
             Figures about these rows were told too often, in all runs.
         """
-        with self.file.writing() as db:
-            run = self._run(db, session)
-            place = run["id"], digest(secret_key(db), asked.encode())
-            told = value_of(db, "SELECT told FROM evaluations WHERE run = ? AND asked = ?", *place)
+        policy = self.rules.policy
+        with self._within(session) as (db, run):
+            place = run["id"], digest(db.key, asked.encode())
+            told = db.value("SELECT told FROM evaluations WHERE run = ? AND asked = ?", *place)
             if told is not None:
                 before: list[float] = json.loads(told)
                 return before
-            about = np.unique(kept_set(db, run["held"]).names[rows])
-            judged = keep_array(db, about.tobytes())
+            about = np.unique(db.row_set(run["held"]).names[rows])
+            judged = db.keep_array(about.tobytes())
             for (other,) in db.execute("SELECT DISTINCT rows FROM evaluations").fetchall():
-                apart = len(np.setxor1d(np.frombuffer(kept_array(db, other), np.uint64), about))
+                apart = len(np.setxor1d(np.frombuffer(db.array(other), np.uint64), about))
                 if 0 < apart < min(policy.min_evaluation_rows, len(about)):
                     raise refusal(
                         "figures of nearly the same held-out rows were told before",
                         remedy="ask for the rows of earlier runs",
                         code="FK-FREEZE-ROWS",
                     )
-            done = value_of(db, "SELECT count(*) FROM evaluations WHERE rows = ?", judged)
+            done = db.value("SELECT count(*) FROM evaluations WHERE rows = ?", judged)
             if done >= policy.max_evaluations:
                 rule = f"max_evaluations = {policy.max_evaluations} of these rows, in all runs"
                 raise refusal(rule, code="FK-POLICY-EVALUATIONS")
@@ -462,6 +566,7 @@ class NodeLedger:
             db.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?)", entry)
             return figures
 
+    @otherwise(None)
     def refuse(self, session: str, rule: str) -> None:
         """Count a refusal."""
         with self.file.writing() as db:
@@ -474,10 +579,11 @@ class NodeLedger:
 
     # -- streams, whose rows are entered when they take part, and never twice
 
+    @otherwise("")
     def place(self) -> str:
         """Return where this node's stream goes on; nothing at first."""
         with self.file.open() as db:
-            return fact(db, self.partition, "place")
+            return db.fact("place")
 
     def take(self, session: str, taken: Streamed, *, compare: bool) -> RowSet:
         """Enter rows of a stream that take part in a run, and where the stream goes on.
@@ -491,8 +597,8 @@ class NodeLedger:
         RefusedError
             Some took part before. Nothing is entered then.
         """
-        with self.file.writing() as db:
-            run, rows = self._run(db, session)["id"], self._name_rows(db, taken)
+        with self._within(session) as (db, known):
+            run, rows = known["id"], self._name_rows(db, taken)
             before = self._runs_with(db, rows) if compare else set()
             if run in before or len(np.unique(rows.names)) < len(rows):
                 remedy = "name an id-column whose values come once"
@@ -508,12 +614,12 @@ class NodeLedger:
                 )
             pairs = [(name, run) for name in _signed(rows.names)]
             db.executemany("INSERT OR IGNORE INTO streamed VALUES (?, ?)", pairs)
-            keep_fact(db, self.partition, "place", taken.place)
+            db.keep_fact("place", taken.place)
             return rows
 
-    def _name_rows(self, db: sqlite3.Connection, taken: Streamed) -> RowSet:
+    def _name_rows(self, db: Entries, taken: Streamed) -> RowSet:
         """Return the digests of rows; equal ones of a file are told apart by their number in it."""
-        key = secret_key(db)
+        key = db.key
         if taken.rows.ids is not None:
             return taken.rows.digests(key)
         if taken.anew:
@@ -523,12 +629,12 @@ class NodeLedger:
             "INSERT INTO seen VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET times = times + 1"
             " RETURNING times"
         )
-        times = [value_of(db, query, self.partition, content) for content in _signed(plain)]
+        times = [db.value(query, self.partition, content) for content in _signed(plain)]
         repeats = np.array(times, np.uint64) - np.uint64(1)
         names = np.where(repeats > 0, again(key, plain, repeats), plain)
         return RowSet(names, names)
 
-    def _runs_with(self, db: sqlite3.Connection, rows: RowSet) -> set[int]:
+    def _runs_with(self, db: Entries, rows: RowSet) -> set[int]:
         """Return the runs in which some of the rows took part: of streams, or of their tables."""
         found, query = set[int](), "SELECT run FROM streamed WHERE name = ?"
         for name in _signed(rows.names):
@@ -537,7 +643,7 @@ class NodeLedger:
         tables = [run for (run,) in db.execute(windows).fetchall()]
         return found | {run for run in tables if rows.meets(learned_rows(db, run))}
 
-    def _check_streamed(self, db: sqlite3.Connection, run: int) -> None:
+    def _check_streamed(self, db: Entries, run: int) -> None:
         """Refuse to count a table whose rows took part as rows of a stream.
 
         Raises
@@ -575,7 +681,7 @@ class NodeLedger:
             Why it must stay; empty if it may be removed.
         """
         with self.file.writing() as db:
-            place = (digest(secret_key(db), session.encode()),)
+            place = (digest(db.key, session.encode()),)
             query = "SELECT count(*), sum(secure AND ended = '') FROM runs WHERE session = ?"
             known, open_ = db.execute(query, place).fetchone()
             if not known:
@@ -599,24 +705,33 @@ class NodeLedger:
 
     # -- pieces
 
-    def _folder(self, apart: str = "") -> Path:
-        """Return the folder of the node's freeze."""
-        return freeze_folder(self.file.path.parent, self.partition, apart)
+    @property
+    def _folder(self) -> Path:
+        """The folder of the node's freeze."""
+        return freeze_folder(self.file.path.parent, self.partition, self.rules.apart)
 
-    def _run(self, db: sqlite3.Connection, session: str) -> Run:
-        """Return what the ledger has of a run."""
-        run = self._find(db, session)
-        if run is None:
-            raise ProtocolError(
-                "its ledger knows nothing of this run",
-                remedy="leave ledger.sqlite where it is, and start the run again",
-                code="FK-LEDGER-GONE",
-            )
-        return run
+    @contextmanager
+    def _within(self, session: str) -> Iterator[tuple[Entries, Run]]:
+        """Open the file to write of a run, with what the ledger has of it.
 
-    def _find(self, db: sqlite3.Connection, session: str) -> Run | None:
-        """Return the same; None of a run that is not there."""
-        place = digest(secret_key(db), session.encode()), self.partition
+        Raises
+        ------
+        ProtocolError
+            It has nothing.
+        """
+        with self.file.writing() as db:
+            run = self._find(db, session)
+            if run is None:
+                raise ProtocolError(
+                    "its ledger knows nothing of this run",
+                    remedy="leave ledger.sqlite where it is, and start the run again",
+                    code="FK-LEDGER-GONE",
+                )
+            yield db, run
+
+    def _find(self, db: Entries, session: str) -> Run | None:
+        """Return what the ledger has of a run; None of one that is not there."""
+        place = digest(db.key, session.encode()), self.partition
         found = db.execute("SELECT * FROM runs WHERE session = ? AND partition = ?", place)
         names = [name for name, *_ in found.description]
         values = found.fetchone()
@@ -631,3 +746,101 @@ def _signed(names: NDArray[np.uint64]) -> list[int]:
     """Return digests as the whole numbers of SQLite."""
     found: list[int] = np.ascontiguousarray(names).view(np.int64).tolist()
     return found
+
+
+def run_summaries(db: Entries) -> list[RunSummary]:
+    """Return what was answered, run by run."""
+    query = "SELECT DISTINCT purpose FROM opened WHERE run = ? AND parties > 0 ORDER BY purpose"
+    out = []
+    for number, opened, method, secure, pinned, about, *counts in db.execute(
+        "SELECT id, opened, method, secure, pinned, about,"
+        " max((SELECT count(*) FROM streamed WHERE run = id),"
+        " (SELECT coalesce(max(rows), 0) FROM opened WHERE run = runs.id)),"
+        " (SELECT coalesce(max(parties), 0) FROM opened WHERE run = runs.id),"
+        " (SELECT count(*) FROM evaluations WHERE run = id),"
+        " (SELECT coalesce(sum(number), 0) FROM refusals WHERE run = id),"
+        " epsilon, ended FROM runs ORDER BY id"
+    ).fetchall():
+        sums = tuple(purpose for (purpose,) in db.execute(query, (number,)))
+        known = AboutRun(**json.loads(about))
+        own: list[Any] = [number, opened, method, bool(secure), bool(pinned), sums]
+        out.append(RunSummary(*[*own, *counts, known]))
+    return out
+
+
+def near_limits(db: Entries) -> tuple[str, ...]:
+    """Return what is nearly used up of what the policies of the last runs allow."""
+    found = []
+    last = "SELECT partition, about, max(id) FROM runs GROUP BY partition"
+    for partition, text, _ in db.execute(last).fetchall():
+        about = AboutRun(**json.loads(text))
+        used = {
+            "max_evaluations": most_told(db, partition),  # of the same held-out rows
+            "max_epsilon": spent_in_all(db, partition),
+        }
+        for rule, now in used.items():
+            if (allowed := getattr(about, rule)) and now >= _NEAR * allowed:
+                found.append(f"{now:.3g} of {rule} = {allowed:g} are used up")
+    return tuple(found)
+
+
+def most_told(db: Entries, partition: int | None = None) -> int:
+    """Return how often figures about the same rows of a node were told, where that was most."""
+    query = (
+        "SELECT count(*) AS n FROM evaluations JOIN runs ON runs.id = run"
+        " WHERE partition = coalesce(?, partition) GROUP BY rows ORDER BY n DESC"
+    )
+    return int(db.value(query, partition) or 0)
+
+
+# -- counts for whoever watches the node, and nothing else
+
+OTHER = "order"  # refused for what no rule of the policy says: an order that the method never gives
+_PATIENCE = 0.5  # seconds to wait for who writes
+
+
+@dataclass(frozen=True)
+class LedgerTotals:
+    """Counts of a node's ledger.
+
+    Attributes
+    ----------
+    runs, sums : int
+        Runs that were opened, and sums that were answered.
+    told : int
+        How often figures about the same held-out rows were told, where that was most; the policy's
+        ``max_evaluations`` is about this number.
+    refusals : mapping
+        Rule of the policy, or ``order`` -> how often something was refused.
+    near : tuple of str
+        What is nearly used up of what the policy of the last run allows.
+    """
+
+    runs: int
+    sums: int
+    told: int
+    refusals: Mapping[str, int]
+    near: tuple[str, ...] = ()
+
+
+def ledger_totals(folder: Path) -> LedgerTotals | None:
+    """Return the counts of the ledger in a node's folder; None if it cannot be read just now.
+
+    Nothing is made or written: a node that has answered nothing yet has no ledger.
+    """
+    file = folder.absolute() / FILE
+    if not file.is_file():
+        return LedgerTotals(0, 0, 0, {})
+    refusals: Counter[str] = Counter()
+    try:
+        how: Any = {"timeout": _PATIENCE, "uri": True, "factory": Entries}
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", **how)) as db:
+            runs = db.value("SELECT count(*) FROM runs")
+            sums = db.value("SELECT count(*) FROM opened WHERE parties > 0")
+            for rule, number in db.execute("SELECT rule, number FROM refusals"):
+                name = rule.partition(" ")[0]
+                refusals[name if name in RULES else OTHER] += number
+            told, near = most_told(db), near_limits(db)
+    except sqlite3.Error:
+        return None
+    return LedgerTotals(runs, sums, told, dict(sorted(refusals.items())), near)

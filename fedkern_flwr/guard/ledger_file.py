@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,45 @@ CREATE TABLE shown (
 """
 
 
+class Entries(sqlite3.Connection):
+    """The ledger's file while it is open."""
+
+    partition: int  # the node whose facts are meant
+
+    @cached_property
+    def key(self) -> bytes:
+        """The key of all digests in the file."""
+        return bytes(self.value("SELECT key FROM secret"))
+
+    def value(self, query: str, *about: Any) -> Any:
+        """Return the first value that a query finds, None if it finds nothing."""
+        found = self.execute(query, about).fetchone()
+        return None if found is None else found[0]
+
+    def keep_array(self, data: bytes) -> int:
+        """Keep an array, such as a set of digests, once; return its number."""
+        name = digest(self.key, data)
+        self.execute("INSERT OR IGNORE INTO arrays (digest, data) VALUES (?, ?)", (name, data))
+        return int(self.value("SELECT id FROM arrays WHERE digest = ?", name))
+
+    def array(self, number: int) -> bytes:
+        """Return the array of that number."""
+        return bytes(self.value("SELECT data FROM arrays WHERE id = ?", number))
+
+    def row_set(self, number: int) -> RowSet:
+        """Return the set of digests of that number."""
+        return RowSet.unpack(self.array(number))
+
+    def fact(self, name: str) -> str:
+        """Return what is known of the node; nothing at first."""
+        query = "SELECT value FROM facts WHERE partition = ? AND name = ?"
+        return str(self.value(query, self.partition, name) or "")
+
+    def keep_fact(self, name: str, value: object) -> None:
+        """Keep what is known of the node."""
+        self.execute("REPLACE INTO facts VALUES (?, ?, ?)", (self.partition, name, str(value)))
+
+
 class LedgerFile:
     """The ledger's file in a node's folder.
 
@@ -71,13 +111,15 @@ class LedgerFile:
     ----------
     folder : Path
         The node's own folder.
+    partition : int
+        Which node it is: several may share a folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
+    def __init__(self, folder: Path, partition: int) -> None:
+        self.path, self.partition = folder / FILE, partition
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def writing(self) -> Iterator[Entries]:
         """Open the file and hold its lock; after the block all it wrote is on disk, or nothing."""
         with self.open() as db:
             db.execute("BEGIN IMMEDIATE")
@@ -90,7 +132,7 @@ class LedgerFile:
             db.execute("COMMIT")
 
     @contextmanager
-    def open(self) -> Iterator[sqlite3.Connection]:
+    def open(self) -> Iterator[Entries]:
         """Open the file, which is for this user's eyes only; make it if it is not there.
 
         Raises
@@ -103,7 +145,9 @@ class LedgerFile:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o600)
             os.fchmod(descriptor, 0o600)
             os.close(descriptor)
-            with closing(sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)) as db:
+            how: Any = {"timeout": _PATIENCE, "isolation_level": None, "factory": Entries}
+            with closing(sqlite3.connect(self.path, **how)) as db:
+                db.partition = self.partition
                 db.execute("PRAGMA synchronous = FULL")
                 self._prepare(db)
                 yield db
@@ -150,42 +194,3 @@ def _begin_log(db: sqlite3.Connection) -> None:
             if kind in _HOPELESS or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-
-
-def secret_key(db: sqlite3.Connection) -> bytes:
-    """Return the key of all digests in the file."""
-    return bytes(value_of(db, "SELECT key FROM secret"))
-
-
-def value_of(db: sqlite3.Connection, query: str, *about: Any) -> Any:
-    """Return the first value that a query finds, None if it finds nothing."""
-    found = db.execute(query, about).fetchone()
-    return None if found is None else found[0]
-
-
-def keep_array(db: sqlite3.Connection, data: bytes) -> int:
-    """Keep an array, such as a set of digests, once; return its number."""
-    name = digest(secret_key(db), data)
-    db.execute("INSERT OR IGNORE INTO arrays (digest, data) VALUES (?, ?)", (name, data))
-    return int(value_of(db, "SELECT id FROM arrays WHERE digest = ?", name))
-
-
-def kept_array(db: sqlite3.Connection, number: int) -> bytes:
-    """Return the array of that number."""
-    return bytes(value_of(db, "SELECT data FROM arrays WHERE id = ?", number))
-
-
-def kept_set(db: sqlite3.Connection, number: int) -> RowSet:
-    """Return the set of digests of that number."""
-    return RowSet.unpack(kept_array(db, number))
-
-
-def fact(db: sqlite3.Connection, partition: int, name: str) -> str:
-    """Return what is known of a node; nothing at first."""
-    query = "SELECT value FROM facts WHERE partition = ? AND name = ?"
-    return str(value_of(db, query, partition, name) or "")
-
-
-def keep_fact(db: sqlite3.Connection, partition: int, name: str, value: object) -> None:
-    """Keep what is known of a node."""
-    db.execute("REPLACE INTO facts VALUES (?, ?, ?)", (partition, name, str(value)))

@@ -7,7 +7,6 @@ the same parties before tell nothing new, so they are free.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -29,9 +28,34 @@ from .cells import (
 )
 from .counting import Mode
 from .freeze import FILE, FOLDS, Freeze
-from .ledger_file import kept_array, kept_set, secret_key
+from .ledger_file import Entries
 from .policy import NodePolicy
 from .rows import Places, digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a node's guard is asked with: its owner's policy, and what the client says of its rows.
+
+    Attributes
+    ----------
+    policy : NodePolicy
+        What the node's owner allows.
+    mode : {"refuse", "warn", "off"}
+        What is done where more numbers would be opened than there are unknowns.
+    records : bool
+        Whether the rows are records that must hide among each other.
+    enough : int
+        Parties of a sum that suffice, by what the method states.
+    apart : str
+        Name of the freeze of the rows, where they are others than the node's table; else empty.
+    """
+
+    policy: NodePolicy = NodePolicy()
+    mode: Mode = "refuse"
+    records: bool = True
+    enough: int = 3
+    apart: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,23 +140,22 @@ class Opened:
 
     Parameters
     ----------
-    db : sqlite3.Connection
+    db : Entries
         Of the ledger, in a transaction.
     run : int
         Number of the run at hand.
     freeze : Freeze
         Of the node; changed in place where a sum cuts blocks.
-    apart : str
-        What answers, where its rows are frozen apart; else empty.
+    rules : Rules
+        What the sums are compared with.
     """
 
-    def __init__(self, db: sqlite3.Connection, run: int, freeze: Freeze, apart: str) -> None:
-        self.db, self.key, self.run = db, secret_key(db), run
-        self.freeze, self.apart = freeze, apart
-        query = "SELECT kind, partition FROM runs WHERE id = ?"
-        self.kind, self.partition = db.execute(query, (run,)).fetchone()
-        self.sums = opened_sums(db, self.partition, apart)
-        self.each = opened_sums(db, self.partition, apart, each=True)
+    def __init__(self, db: Entries, run: int, freeze: Freeze, rules: Rules) -> None:
+        self.db, self.key, self.run = db, db.key, run
+        self.freeze, self.rules = freeze, rules
+        self.kind: str = db.value("SELECT kind FROM runs WHERE id = ?", run)
+        self.sums = opened_sums(db, rules.apart)
+        self.each = opened_sums(db, rules.apart, each=True)
 
     # -- before a run
 
@@ -145,7 +168,7 @@ class Opened:
             " WHERE partition = ? AND kind = ? AND apart = ? AND opened.how <> ''"
             " AND function <> x'' GROUP BY function ORDER BY max(opened.id) DESC"
         )
-        place = self.partition, self.kind, self.apart
+        place = self.db.partition, self.kind, self.rules.apart
         for function, how in self.db.execute(query, place).fetchall():
             numbers = repeated(*about, function)
             if numbers and self._same_contents(function):
@@ -154,16 +177,7 @@ class Opened:
 
     # -- a sum
 
-    def enter(
-        self,
-        one: Opening,
-        rows: Places,
-        policy: NodePolicy,
-        *,
-        mode: Mode,
-        records: bool,
-        enough: int,
-    ) -> str:
+    def enter(self, one: Opening, rows: Places) -> str:
         """Enter a sum; return what is wrong with it if it is only warned of.
 
         Parameters
@@ -172,14 +186,6 @@ class Opened:
             The sum.
         rows : ndarray of int64
             Numbers of its rows in the freeze.
-        policy : NodePolicy
-            What the node's owner allows.
-        mode : {"refuse", "warn", "off"}
-            What is done where more numbers would be opened than there are unknowns.
-        records : bool
-            Whether the rows are records that must hide among each other.
-        enough : int
-            Parties that suffice, by what the method states.
 
         Raises
         ------
@@ -216,14 +222,14 @@ class Opened:
         if function not in (None, new.function):  # of another function as well: they have none
             new = replace(new, function=b"")
         if one.parties and one.done:
-            self._check_parties(new, policy, enough)
-        said = self._check(new, one, policy, mode=mode, records=records)
+            self._check_parties(new)
+        said = self._check(new, one)
         self._keep(new, about, one, len(there), values + value)
         if not one.each:
             self.sums = [*(s for s in self.sums if not same(s, new)), new]
         return said
 
-    def open_again(self, one: Opening, policy: NodePolicy, *, enough: int) -> None:
+    def open_again(self, one: Opening) -> None:
         """Enter that sums are opened which this run has entered before, over these parties.
 
         Raises
@@ -238,16 +244,17 @@ class Opened:
         ).fetchall()
         for about, blocks, each, rows in found:
             new = self._sum(one, _numbers(blocks), cohort, 0.0)
-            self._check_parties(new, policy, enough)
+            self._check_parties(new)
             self._keep(new, about, replace(one, each=bool(each)), rows, b"")
 
     def _cohort(self, one: Opening) -> list[bytes]:
         """Return the digests of the pinned keys of the parties."""
         return sorted(digest(self.key, k)[:KEY_BYTES] for k in one.cohort or ())
 
-    def _check_parties(self, new: Sum, policy: NodePolicy, enough: int) -> None:
+    def _check_parties(self, new: Sum) -> None:
         """Refuse other parties than those with which its rows were summed before."""
-        least, allowed = policy.least_parties(enough), policy.allow_party_change
+        policy = self.rules.policy
+        least, allowed = policy.least_parties(self.rules.enough), policy.allow_party_change
         known = [*self.sums, *self.each]
         check_parties(self.freeze.blocks, known, new, least=least, allow_one=allowed)
 
@@ -269,7 +276,7 @@ class Opened:
             **vars(new),
             "blocks": np.array(sorted(new.blocks), "<i4").tobytes(),
             "cohort": b"".join(sorted(new.cohort)),
-            **{"apart": self.apart, "about": about, "rows": rows, "functions": values},
+            **{"apart": self.rules.apart, "about": about, "rows": rows, "functions": values},
             **{name: getattr(one, name) for name in ("parties", "each", "how")},
         }
         del entry["kind"]  # that of the run
@@ -282,15 +289,13 @@ class Opened:
             entry,
         )
 
-    def _check(
-        self, new: Sum, one: Opening, policy: NodePolicy, *, mode: Mode, records: bool
-    ) -> str:
+    def _check(self, new: Sum, one: Opening) -> str:
         """Refuse a sum, or return what is wrong with it."""
-        blocks, least = self.freeze.blocks, policy.min_own_rows
+        blocks, least, mode = self.freeze.blocks, self.rules.policy.min_own_rows, self.rules.mode
         if one.each:
             return ""
         rows = int(blocks["rows"][sorted(new.blocks)].sum())
-        if not one.share and (records or rows >= least):
+        if not one.share and (self.rules.records or rows >= least):
             check_rows(blocks, self.sums, new, least=least, parts=one.parts)
         if mode == "off" or not new.numbers:
             return ""
@@ -338,15 +343,13 @@ class Opened:
     ) -> tuple[Places, NDArray[np.uint64]]:
         """Return the numbers in the freeze of a run's rows, and digests of their contents."""
         rows = frozen_rows(self.db, self.freeze, places, frozen)
-        return rows[rows >= 0], kept_set(self.db, held).values[rows >= 0]
+        return rows[rows >= 0], self.db.row_set(held).values[rows >= 0]
 
 
 _TABLE = "SELECT held, places, frozen FROM runs WHERE id = ?"
 
 
-def frozen_rows(
-    db: sqlite3.Connection, freeze: Freeze, places: int | None, frozen: bytes
-) -> Places:
+def frozen_rows(db: Entries, freeze: Freeze, places: int | None, frozen: bytes) -> Places:
     """Return the numbers in the freeze of the rows of a run; none of a stream.
 
     Raises
@@ -356,7 +359,7 @@ def frozen_rows(
     """
     if places is None:
         return np.zeros(0, np.int64)
-    rows: Places = np.frombuffer(kept_array(db, places), np.int64)
+    rows: Places = np.frombuffer(db.array(places), np.int64)
     if frozen != contents_of(db, freeze, rows):
         raise RefusedError(
             "refused: its table has changed since the run was opened",
@@ -366,14 +369,14 @@ def frozen_rows(
     return rows
 
 
-def check_freeze(db: sqlite3.Connection, freeze: Freeze, sums: Sequence[Sum]) -> str:
+def check_freeze(db: Entries, freeze: Freeze, sums: Sequence[Sum]) -> str:
     """Refuse a freeze that is gone, or whose sums another ledger has counted; return this one.
 
     Raises
     ------
     OptionError
     """
-    mark = digest(secret_key(db), b"freeze").hex()
+    mark = digest(db.key, b"freeze").hex()
     last = max((max(one.blocks, default=-1) for one in sums), default=-1)
     if last >= len(freeze.blocks):
         raise OptionError(
@@ -390,26 +393,25 @@ def check_freeze(db: sqlite3.Connection, freeze: Freeze, sums: Sequence[Sum]) ->
     return mark
 
 
-def contents_of(db: sqlite3.Connection, freeze: Freeze, rows: Places) -> bytes:
+def contents_of(db: Entries, freeze: Freeze, rows: Places) -> bytes:
     """Return a digest of what rows of a freeze are now; nothing of rows of another freeze."""
     there = rows[rows >= 0]
     if there.max(initial=-1) >= len(freeze.values):
         return b""
-    return digest(secret_key(db), freeze.values[there].tobytes())
+    return digest(db.key, freeze.values[there].tobytes())
 
 
-def opened_sums(
-    db: sqlite3.Connection, partition: int, apart: str = "", *, each: bool = False
-) -> list[Sum]:
-    """Return all sums over the rows of a freeze of a node, or what was made row by row."""
+def opened_sums(db: Entries, apart: str = "", *, each: bool = False) -> list[Sum]:
+    """Return all sums over the rows of a freeze of the node, or what was made row by row."""
     query = (
         "SELECT run, kind, purpose, cohort, blocks, numbers, row, others, width, done,"
         " function FROM opened JOIN runs ON runs.id = run"
         " WHERE partition = ? AND each = ? AND apart = ? ORDER BY opened.id"
     )
+    about = db.partition, each, apart
     return [
         Sum(run, kind, purpose, frozenset(_parts(cohort)), frozenset(_numbers(blocks)), *rest)
-        for run, kind, purpose, cohort, blocks, *rest in db.execute(query, (partition, each, apart))
+        for run, kind, purpose, cohort, blocks, *rest in db.execute(query, about)
     ]
 
 

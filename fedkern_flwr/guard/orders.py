@@ -8,7 +8,7 @@ bound taken from the order would be a question about the data: whether a vector 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -213,6 +213,31 @@ def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: 
         raise refusal(
             f"fewer than {least} of its rows are asked for", party=party, code="FK-ORDER-ROWS-FEW"
         )
+
+
+def too_few(policy: NodePolicy, tests: Sequence[int], own: int, *, alone: bool) -> str:
+    """Return why figures are not reported, nothing if they may be.
+
+    The limit holds at each holder: one with fewer rows adds zeros, whoever else there is, and hides
+    nobody's rows.
+
+    Parameters
+    ----------
+    policy : NodePolicy
+        What the node's owner allows.
+    tests : sequence of int
+        Held-out rows of each party in the sum, this node included.
+    own : int
+        Those of this node.
+    alone : bool
+        Whether a single party may report figures of its own rows.
+    """
+    least = policy.min_evaluation_rows
+    if 0 < own < least:
+        return f"min_evaluation_rows = {least}: it has {own}"
+    if sum(number >= max(1, least) for number in tests) == 1 and not alone:
+        return "a single party has enough held-out rows"
+    return ""
 
 
 def check_size(*sizes: int, party: str = "") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from ..privacy.accounting import ORDERS, Curve, epsilon_of
 from ..privacy.budget import Release
-from .ledger_file import keep_array, kept_set, secret_key, value_of
+from .ledger_file import Entries
 from .orders import refusal
 from .policy import NodePolicy
 from .rows import RowSet, digest
@@ -49,7 +48,7 @@ class Charge:
 
 
 def charge(
-    db: sqlite3.Connection,
+    db: Entries,
     run: int,
     charges: Sequence[Charge],
     policy: NodePolicy,
@@ -79,7 +78,7 @@ def charge(
     ------
     RefusedError
     """
-    partition, key = value_of(db, "SELECT partition FROM runs WHERE id = ?", run), secret_key(db)
+    partition, key = db.partition, db.key
     for one in charges:
         rows = _rows(db, run, one) if taken is None else taken
         if not len(rows):
@@ -93,7 +92,7 @@ def charge(
             everything = np.array(np.frombuffer(digest(key, b"party")[:8], "<u8"))
             rows = rows.union(RowSet(everything, everything))
         curve, delta = json.dumps(one.release.curve.tolist()), one.release.delta
-        entry = run, digest(key, one.key), keep_array(db, rows.pack()), curve, delta, pool
+        entry = run, digest(key, one.key), db.keep_array(rows.pack()), curve, delta, pool
         found = db.execute("INSERT OR IGNORE INTO spending VALUES (?, ?, ?, ?, ?, ?)", entry)
         if found.rowcount:
             cost = _epsilon(_about(db, rows, "run = ?", run))
@@ -105,18 +104,16 @@ def charge(
                 (partition, pool),
             ).fetchall()
             _check(_epsilon([*about, *others]), policy)
-            _keep_most(db, partition, pool, about)
+            _keep_most(db, pool, about)
 
 
-def _keep_most(
-    db: sqlite3.Connection, partition: int, pool: str, about: Sequence[tuple[str, float]]
-) -> None:
+def _keep_most(db: Entries, pool: str, about: Sequence[tuple[str, float]]) -> None:
     """Keep the most that any row of a pool has lost, order by order of the curve."""
     most, delta = _total(about), min(delta for _, delta in about)
     before = db.execute("SELECT curve, delta FROM pools WHERE pool = ?", (pool,)).fetchone()
     if before is not None:
         most, delta = np.maximum(most, json.loads(before[0])), min(delta, before[1])
-    values = (partition, pool, json.dumps(most.tolist()), delta)
+    values = (db.partition, pool, json.dumps(most.tolist()), delta)
     db.execute("INSERT OR REPLACE INTO pools VALUES (?, ?, ?, ?)", values)
 
 
@@ -181,7 +178,7 @@ def _check_run(epsilon: float, release: Release) -> None:
         )
 
 
-def spent_in_all(db: sqlite3.Connection, partition: int) -> float:
+def spent_in_all(db: Entries, partition: int) -> float:
     """Return epsilon of what all runs together have released with noise of one row, at most."""
     query = "SELECT curve, delta FROM pools WHERE partition = ?"
     return _epsilon(db.execute(query, (partition,)).fetchall())
@@ -216,9 +213,7 @@ def _epsilon(found: Sequence[tuple[str, float]]) -> float:
     return epsilon_of(_total(found), min(delta for _, delta in found)) if found else 0.0
 
 
-def _about(
-    db: sqlite3.Connection, rows: RowSet, where: str, value: int | str
-) -> list[tuple[str, float]]:
+def _about(db: Entries, rows: RowSet, where: str, value: int | str) -> list[tuple[str, float]]:
     """Return curve and delta of the releases of a run, or of a pool, about some of the rows."""
     query = f"SELECT data, curve, delta FROM spending JOIN arrays ON arrays.id = rows WHERE {where}"
     about = db.execute(query, (value,))
@@ -232,9 +227,9 @@ def _about(
     return [(curve, delta) for data, curve, delta in about if meets(RowSet.unpack(data))]
 
 
-def _rows(db: sqlite3.Connection, run: int, one: Charge) -> RowSet:
+def _rows(db: Entries, run: int, one: Charge) -> RowSet:
     """Return the rows that a release of a run is about; all of its table if it is about a party."""
-    whole, first = kept_set(db, value_of(db, _HELD, run)), learned_rows(db, run)
+    whole, first = db.row_set(db.value(_HELD, run)), learned_rows(db, run)
     if one.release.budget.unit == "party":
         return whole.sorted()
     if one.rows is not None:
@@ -245,7 +240,7 @@ def _rows(db: sqlite3.Connection, run: int, one: Charge) -> RowSet:
 _HELD = "SELECT held FROM runs WHERE id = ?"
 
 
-def learned_rows(db: sqlite3.Connection, run: int) -> RowSet:
+def learned_rows(db: Entries, run: int) -> RowSet:
     """Return the rows of the table of a run that are learned from."""
-    learned = value_of(db, "SELECT learned FROM runs WHERE id = ?", run)
-    return kept_set(db, value_of(db, _HELD, run)).take(slice(learned)).sorted()
+    learned = db.value("SELECT learned FROM runs WHERE id = ?", run)
+    return db.row_set(db.value(_HELD, run)).take(slice(learned)).sorted()

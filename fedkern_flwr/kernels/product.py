@@ -1,9 +1,9 @@
-"""Kernels that are computed block by block of columns, and principal components of them."""
+"""Kernels that are computed block by block of columns, and features of whole rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -144,15 +144,7 @@ def row_chunks(rows: int, columns: int) -> Iterator[slice]:
         yield slice(start, min(start + step, rows))
 
 
-# -- kernel principal components of random features, from sums over the rows
-
-#: How far a row that takes another's place moves :func:`moments`, of rows of length one. With the
-#: inner product c of the two the square is 2 - 2 c of the sum of the rows, and of the triangle
-#: (1 + 1 / D) (1 - c^2), see :func:`~fedkern_flwr.privacy.accounting.ridge`: together at most 4.5,
-#: for D = 1 and c = -1 / 2.
-SENSITIVITY = math.sqrt(4.5)
-#: The same of two numbers in [0, 4].
-REST_SENSITIVITY = math.sqrt(2.0) * 4.0
+# -- random features of rows
 
 
 def features_of(x: Floats, *, bandwidth: float, features: int, seed: int) -> Floats:
@@ -161,45 +153,3 @@ def features_of(x: Floats, *, bandwidth: float, features: int, seed: int) -> Flo
     z = feature_map(widths, x.shape[1], features, seed, "float64", "orthogonal")(x)
     finite = np.isfinite(z[:, 0]).all(axis=1, keepdims=True)
     return np.where(finite, z[:, 0], 0.0)  # of absurd bandwidths: it must not show
-
-
-def moments(z: Floats) -> dict[str, Floats | int]:
-    """Return number, sum and the upper triangle of the second moments of rows, shape (n, w)."""
-    upper = (z.T @ z)[np.triu_indices(z.shape[1])]
-    return {"rows": len(z), "sum": z.sum(axis=0), "products": upper}
-
-
-def shapes(width: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of :func:`moments`."""
-    return {"rows": (), "sum": (width,), "products": (width * (width + 1) // 2,)}
-
-
-def principal(total: Mapping[str, Floats], components: int) -> tuple[Floats, Floats, Floats]:
-    """Return mean, components and the shares of the variance that they explain.
-
-    Parameters
-    ----------
-    total : mapping
-        :func:`moments` summed over all rows.
-    components : int
-        k, how many.
-
-    Returns
-    -------
-    (ndarray of shape (w,), ndarray of shape (k, w), ndarray of shape (k,))
-        The largest entry of each component is positive, so that it has one sign.
-    """
-    rows = max(float(total["rows"]), 1.0)  # it may have noise
-    mean = total["sum"] / rows
-    mean = mean / max(1.0, float(np.linalg.norm(mean)))
-    square = np.zeros((len(mean), len(mean)))
-    square[np.triu_indices(len(mean))] = total["products"]
-    covariance = (square + np.triu(square, 1).T) / rows - np.outer(mean, mean)
-    values, vectors = np.linalg.eigh(covariance)
-    best = vectors[:, ::-1][:, :components].T
-    largest = np.abs(best).argmax(axis=1)
-    best *= np.sign(best[np.arange(len(best)), largest])[:, None]
-    whole = 1.0 - float(mean @ mean)  # rows have length one
-    shares = np.maximum(values[::-1][:components], 0.0) / max(whole, 1e-12)
-    shares /= max(1.0, float(shares.sum()))
-    return mean, best, shares

@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
 from ..checkpoint import run_folder, write_atomically
 from ..errors import (
     FedKernError,
-    OptionError,
     ProtocolError,
     RefusedError,
     SumError,
@@ -35,33 +33,32 @@ from ..errors import (
 from ..failure import mark_error
 from ..flower_compat import Client as FlowerClient
 from ..flower_compat import NumPyClient
-from ..guard import NodePolicy, RunRecord, check_own_rows, check_run, counting, refusal
-from ..guard.orders import REFUSED
-from ..guard.policy import is_simulated, node_policy
-from ..guard.record import note_order, open_once
-from ..guard.rows import Places
-from ..options import take_out_of_client
+from ..guard import counting, refusal
+from ..guard.orders import REFUSED, check_own_rows, check_run
 from ..secure_sum import Party, PartyState
 from ..secure_sum.identity import Counts, read_identity, read_trusted
 from ..secure_sum.membership import asked
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
-from ..wire.describe import LONGEST_NAME, called, check_server
+from ..wire.describe import check_server
 from ..wire.message import Section, attach, detach
 from .failures import NoReplyError, conceal, replied, reported, unwritable
 from .guarded import OF_AN_ATTEMPT, GuardedNode
-from .ledger import ClientLedger
 from .state import (
     KeptState,
     NotKeptError,
     SessionState,
+    erase_state,
     forget_answer,
     forget_last,
+    has_state,
     keep_answer,
     kept_answer,
+    load_state,
     on_disk,
+    store_state,
 )
-from .sums import ClientSums, erase_state, has_state, load_state, store_state
+from .sums import ClientSums
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -71,6 +68,14 @@ STATE_LOST = (
     "give the node a state-dir, so that it can go on after a restart, and start the run again"
 )
 _KEPT_STATES = 32  # a checkpoint is written a few rounds after the one it belongs to
+
+_OF_SUMS: tuple[type[sum_wire.SumRequest], ...] = (
+    sum_wire.VoteRequest,
+    sum_wire.UnmaskRequest,
+    sum_wire.RecoverRequest,
+    sum_wire.FinishRequest,
+    sum_wire.BreakRequest,
+)
 
 Handler = Callable[[Any], PhaseMessage]
 Answer = TypeVar("Answer", bound=Callable[..., Any])
@@ -138,8 +143,6 @@ class Client(GuardedNode, NumPyClient):
     """
 
     role: str = "client"
-    #: What ``kept`` is: has ``unpack(bytes)``, ``pack()`` and ``twin()``.
-    state_class: ClassVar[Any] = KeptState
     #: Whether the method seals messages between two clients.
     pair_secrets: ClassVar[bool] = False
     #: What helps where two clients share no secret.
@@ -150,11 +153,8 @@ class Client(GuardedNode, NumPyClient):
     same_parties: ClassVar[bool] = False
     #: Whether it has a table to freeze: no stream, which comes while a run goes on, no bare ids.
     freezes: ClassVar[bool] = True
-    #: Whether its rows are others than those that the other clients of this node sum.
-    freezes_apart: ClassVar[bool] = False
     #: Name of a sum that a run opens in several rounds -> field of the request that numbers them.
     rounds_of: ClassVar[Mapping[str, str]] = {}
-    sums: ClientSums | None = None
     partners: Collection[int] = ()
     restored = True
     answered = 0
@@ -163,44 +163,6 @@ class Client(GuardedNode, NumPyClient):
     _looked = False
 
     _wrappers: ClassVar[dict[type, type[FlowerClient]]] = {}
-
-    def __init__(
-        self,
-        context: Context,
-        *,
-        state_dir: str | Path | None = None,
-        identity_key: str | Path | None = None,
-        trusted_keys: str | Path | None = None,
-        allow_single: bool = False,
-        policy: NodePolicy | str | Path | None = None,
-        frozen: Places | None = None,
-        **more: Any,
-    ) -> None:
-        for name in take_out_of_client(type(self), more):
-            raise TypeError(f"{type(self).__name__} takes no argument {name!r}")
-        self.context, self.record, self.kept = context, RunRecord(), self.state_class()
-        self.policy, self.simulated = node_policy(policy, context), is_simulated(context)
-        self.identity_key, self.trusted_keys = identity_key, trusted_keys
-        self.allow_single, self.frozen = allow_single, frozen
-        self.partition = node_number(context, "partition-id")
-        self.own_name = str(context.node_config.get("name", ""))
-        if len(self.own_name) > LONGEST_NAME or not self.own_name.isprintable():
-            raise OptionError(
-                f"the name of this node is no line of at most {LONGEST_NAME} printable characters",
-                remedy="correct name in its configuration",
-                code="FK-NODE-NAME",
-            )
-        self.name = called(self.partition, self.own_name)
-        self.partitions = node_number(context, "num-partitions")
-        self.state_dir = Path(state_dir) if state_dir is not None else None
-        folder = None if self.simulated else self.state_dir
-        self.ledger = ClientLedger(folder, self.partition, self.policy, simulated=self.simulated)
-        if not 0 <= self.partition < self.partitions:
-            raise OptionError(
-                f"partition-id {self.partition} is outside 0..{self.partitions - 1}",
-                remedy="correct the node's --node-config",
-                code="FK-NODE-PARTITION",
-            )
 
     # -- for subclasses
 
@@ -292,25 +254,20 @@ class Client(GuardedNode, NumPyClient):
         with reported(self.context):  # the name of a session may be too long for a folder
             file = None if self.simulated else self.state_path(session, ".context")
         with on_disk(self.context, file, config):
-            return self._fit(parameters, config)
-
-    def _fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
-        again = kept_answer(self.context, parameters, config)
-        if again is not None:
-            return again
-        reply = self._answer(parameters, config)
-        samples = config.get("samples", 0)
-        arrays, scalars = reply.arrays(), reply.scalars()
-        if self.sums is not None:
-            more, extra = attach(self.sums.replies)
-            self.sums.replies = []  # as large as the reply, and this client may live on
-            arrays, scalars = arrays + more, scalars | extra
-        answer = arrays, samples if isinstance(samples, int) else 0, scalars
-        if self.sums is not None and self.sums.ends:
-            keep_answer(self.context, (parameters, config), answer)
-        return answer
+            again = kept_answer(self.context, parameters, config)
+            if again is not None:
+                return again
+            reply = self._answer(parameters, config)
+            samples = config.get("samples", 0)
+            arrays, scalars = reply.arrays(), reply.scalars()
+            if self.sums is not None:
+                more, extra = attach(self.sums.replies)
+                self.sums.replies = []  # as large as the reply, and this client may live on
+                arrays, scalars = arrays + more, scalars | extra
+            answer = arrays, samples if isinstance(samples, int) else 0, scalars
+            if self.sums is not None and self.sums.ends:
+                keep_answer(self.context, (parameters, config), answer)
+            return answer
 
     def to_client(self) -> FlowerClient:
         """Wrap this object for Flower, which makes a new class at each call: kept per type."""
@@ -393,8 +350,8 @@ class Client(GuardedNode, NumPyClient):
         return self._looked and not error.free and self.record.secure and not self.simulated
 
     def _dispatch(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
-        self.sums, self.windows, self._share = None, {}, 0.0
-        self._looked = False
+        self.sums, self._looked = None, False
+        self.forget_notes()
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase, session = str(config.get("phase", "")), str(config.get("session", ""))
         self.record = self._load_record(session)
@@ -406,7 +363,7 @@ class Client(GuardedNode, NumPyClient):
             described = self._announce(opening, replied(self.describe, opening))
             self._keep_record()
             return described
-        handlers = {**self.handlers(), **self._sum_handlers}
+        handlers = {**self.handlers(), **{one.phase: (one, self._answer_sums) for one in _OF_SUMS}}
         if phase not in handlers:
             raise ProtocolError(
                 f"{type(self).__name__} does not take part in phase {phase[:40]!r}",
@@ -417,11 +374,8 @@ class Client(GuardedNode, NumPyClient):
         self.record.begun = True
         self._request = request = message.unpack(parameters, config, party=_SERVER)
         self.partners = self.choose_partners(request)
-        self.sums = sums = self._open_sums(session, sections)
-        if sums is not None:
-            sums.question = self.question
+        self.sums = self._open_sums(session, sections)
         reply = replied(handler, request)
-        self._spend()
         self.enter_sums(session)
         if self.sums is not None:
             self.sums.check_done()
@@ -626,37 +580,28 @@ class Client(GuardedNode, NumPyClient):
 
     # -- secure sums
 
-    @property
-    def _sum_handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Phases that carry sections and nothing else."""
-        carry = (sum_wire.VoteRequest, sum_wire.UnmaskRequest, sum_wire.RecoverRequest)
-        answered = {kind.phase: (kind, self._answer_sections) for kind in carry}
-        finish, broken = sum_wire.FinishRequest, sum_wire.BreakRequest
-        return {
-            **answered,
-            finish.phase: (finish, self._finish_sums),
-            broken.phase: (broken, self._break_off),
-        }
-
     def _announce(self, request: DescribeRequest, reply: DescribeReply) -> DescribeReply:
         """Add who the node is, and its key of the run, to its description."""
-        known_as: dict[str, Any] = {"partition": self.partition, "partitions": self.partitions}
-        known_as["name"] = self.own_name
-        reply = replace(reply, **known_as, role=self.role, restored=self.restored)
-        reply = replace(reply, nonce=self.record.nonce)
-        self.record.binary = reply.binary
-        if self.record.privacy:  # how many columns are binary follows from the rows
-            reply = replace(reply, binary=0)
+        record = self.record
+        record.binary = reply.binary
+        known_as: dict[str, Any] = {
+            "partition": self.partition,
+            "partitions": self.partitions,
+            "name": self.own_name,
+            "role": self.role,
+            "restored": self.restored,
+            "nonce": record.nonce,
+        }
+        if record.privacy:  # how many columns are binary follows from the rows
+            known_as["binary"] = 0
+        reply = replace(reply, **known_as)
         if self.records:
             check_own_rows(self.policy, reply.rows)
         if not self.simulated:
-            pinned, kind = self._pinned, type(self).__name__
             own = self.own_rows()
-            self.ledger.open_run(request, kind, own, self.context, pinned=pinned)
-            if request.secure and self.freezes and not self.record.privacy:
-                left = self.ledger.freeze(
-                    request.session, own, self.frozen, records=self.records, apart=self.apart
-                )
+            self.enter_run(request, own)
+            if request.secure and self.freezes and not record.privacy:
+                left = self.ledger.freeze(request.session, own, self.frozen)
                 if self.count_mode == "refuse":  # else its owner lets more pass
                     reply = replace(reply, **left._asdict())
         if not request.secure:
@@ -668,25 +613,24 @@ class Client(GuardedNode, NumPyClient):
                 )
             erase_state(self.context)
             return reply
-        known = load_state(self.context)
-        if known is None or known.session != request.session or not known.private:
-            # else the request has come twice: the same key
-            same = known if known is not None and known.session == request.session else None
-            known = PartyState(request.session)
-            if same is not None:
-                known.fixed, known.noise_key = same.fixed, same.noise_key
-                known.shown = same.shown
-        if self.record.privacy:
-            known.noise_key = self.ledger.noise_key(request.session, known)
-        columns = reply.features + self.labels_of_row
-        self.record.secure, self.record.columns = True, columns
-        reply = replace(reply, bits=counting.bits_of_row(columns, reply.binary))
-        self.record.store(self.context)
+        before = load_state(self.context)
+        same = before is not None and before.session == request.session
+        known = PartyState(request.session)
+        if before is not None and same and before.private:  # it has come twice: the same key
+            known = before
+        elif before is not None and same:
+            known.fixed, known.shown, known.noise_key = before.fixed, before.shown, before.noise_key
+        if record.privacy:
+            known.noise_key = self.ledger.noise_key(request.session, known.noise_key)
+        record.secure, record.columns = True, reply.features + self.labels_of_row
+        bits = counting.bits_of_row(record.columns, reply.binary)
+        record.store(self.context)
         party = self._party(known)
-        public, signature = party.announce(Counts(reply.rows, reply.test_rows, reply.bits))
+        public, signature = party.announce(Counts(reply.rows, reply.test_rows, bits))
         store_state(self.context, party.state)
         return replace(
             reply,
+            bits=bits,
             public_key=public,
             signature=signature,
             answered=self.answered,
@@ -706,17 +650,18 @@ class Client(GuardedNode, NumPyClient):
                 )
             if not self.record.secure:
                 return None
-            state = PartyState(session)  # the sums of the run have ended: no order fits
-            return ClientSums(self._party(state), self.policy, self.enough_parties)
-        known = self.open_session(session)
-        sums = ClientSums(self._party(state), self.policy, self.enough_parties)
-        self.sums = sums  # also where a section is refused: see keep_fixed
-        sums.on_check = self._check_named
+            # the sums of the run have ended: no order fits
+            state, known = PartyState(session), SessionState()
+        else:
+            known = self.open_session(session)
+        # kept also where a section is refused: see keep_fixed
+        self.sums = sums = ClientSums(self._party(state), self.policy, self.enough_parties)
+        sums.on_check, sums.question = self._check_named, self.question
         sums.take(sections)
         if sums.opened:
             self.note_answered(session, known.round, opened=True)
             for name, place in sums.opened.items():
-                open_once(self.record, name.partition("#")[0], place)
+                self.record.open_once(name.partition("#")[0], place)
             self.record.store(self.context)
         return sums
 
@@ -729,19 +674,9 @@ class Client(GuardedNode, NumPyClient):
         assert self.sums is not None
         order, known_as = self.sums.order(name), name.partition("#")[0]
         if order.self_masks:
-            note_order(
-                self.record,
-                known_as,
-                (order.cohort, order.index),
-                number=self.round_of(known_as),
-                digest=self._message_name(),
-                repeats=self.same_parties,
-            )
-
-    @property
-    def _pinned(self) -> bool:
-        """Whether this node signs its keys, and knows those of the others."""
-        return bool(self.trusted_keys and self.identity_key)
+            place, number = (order.cohort, order.index), self.round_of(known_as)
+            digest = self._message_name()
+            self.record.note_order(known_as, place, number, digest, repeats=self.same_parties)
 
     def pair_secret(self, other: int) -> bytes:
         """Return the secret that this party has with another in this run.
@@ -774,16 +709,12 @@ class Client(GuardedNode, NumPyClient):
             allow_recovery=self.policy.allow_recovery,
         )
 
-    def _answer_sections(self, request: sum_wire.SumRequest) -> sum_wire.SumReply:
-        self.open_session(request.session)
-        return sum_wire.SumReply()
-
-    def _finish_sums(self, request: sum_wire.FinishRequest) -> sum_wire.SumReply:
-        self._end(request.session)
-        return sum_wire.SumReply()
-
-    def _break_off(self, request: sum_wire.BreakRequest) -> sum_wire.SumReply:
-        self._end(request.session, over=False)
+    def _answer_sums(self, request: sum_wire.SumRequest) -> sum_wire.SumReply:
+        """Answer a request that carries sections and nothing else, or that ends the run."""
+        if isinstance(request, (sum_wire.FinishRequest, sum_wire.BreakRequest)):
+            self._end(request.session, over=isinstance(request, sum_wire.FinishRequest))
+        else:
+            self.open_session(request.session)
         return sum_wire.SumReply()
 
     def _end(self, session: str, *, over: bool = True) -> None:
@@ -796,25 +727,6 @@ class Client(GuardedNode, NumPyClient):
         self.record.told = {key: [] for key in self.record.told}
         self.record.store(self.context)
         erase_state(self.context)
-
-
-def node_number(context: Context, key: str) -> int:
-    """Return a whole number of the node's configuration.
-
-    Raises
-    ------
-    OptionError
-    """
-    value = context.node_config.get(key)
-    if type(value) is not int:
-        raise OptionError(
-            f"the node's configuration has no whole number {key}",
-            remedy='start the SuperNode with --node-config "partition-id=0 num-partitions=..."'
-            if key == "partition-id"
-            else "add num-partitions=... to --node-config",
-            code="FK-NODE-KEY",
-        )
-    return value
 
 
 def _content(request: Any) -> bytes:

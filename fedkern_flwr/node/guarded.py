@@ -1,4 +1,4 @@
-"""What a node checks, counts and remembers for its own protection, whatever its method.
+"""What a node is, and what it checks, counts and remembers for its own protection.
 
 The rules are pure functions of :mod:`fedkern_flwr.guard`; here they meet the node's state.
 """
@@ -8,26 +8,38 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from ..errors import FedKernError, RefusedError
-from ..guard import NodePolicy, RunRecord, counting, refusal
-from ..guard.record import Asked, check_model, enter, too_few
-from ..guard.rows import OwnRows, Places
+from .. import __version__
+from ..errors import FedKernError, OptionError, RefusedError
+from ..flower_compat import installed_app
+from ..guard import NodePolicy, counting, refusal
+from ..guard.cells import ROWS_PER_COLUMN
+from ..guard.counting import Hidden
+from ..guard.ledger import NO_ROWS, AboutRun, NodeLedger
+from ..guard.opened import Opening, Rules
+from ..guard.orders import too_few
+from ..guard.policy import is_simulated, node_policy
+from ..guard.rows import OwnRows, Places, Streamed
 from ..guard.spending import spend
+from ..options import take_out_of_client
 from ..privacy import Budget
 from ..privacy.accounting import check_accountant
+from ..reporting import settings_digest, settings_text
+from ..secure_sum import Party
 from ..wire import DescribeRequest
 from ..wire import sums as sum_wire
-from .ledger import ClientLedger
-from .state import SessionState
-from .sums import ClientSums, erase_state
+from ..wire.describe import LONGEST_NAME, called
+from .state import KeptState, RunRecord, SessionState, erase_state, evaluation_key
+from .sums import ClientSums
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -36,10 +48,16 @@ _BY_VALUES = ("FK-CLIENT-RAISED", "FK-ORDER-UNFIT", "FK-WEIGHTS-COUNTS")
 #: Fields of requests that say nothing of what is asked: a repetition may have other ones.
 OF_AN_ATTEMPT = ("session", "round", "attempt", "checkpoint_every", "save_as")
 _TRIES = (*OF_AN_ATTEMPT, "self_masks")
+_LONGEST = 1000  # characters of a run's settings in the ledger
+
+Positions = NDArray[np.integer[Any]]
 
 
 class GuardedNode:
-    """The guard of a client, mixed into :class:`~fedkern_flwr.node.client.Client`."""
+    """What a node is, allows and remembers: the guard of each client, which is its base.
+
+    :class:`~fedkern_flwr.node.client.Client` says what its arguments are.
+    """
 
     #: Least number of parties of a sum that suffices, by what the method shows of each of them.
     enough_parties: ClassVar[int] = 3
@@ -57,23 +75,122 @@ class GuardedNode:
     adds_noise: bool = False
     #: Whether anything that its method releases depends on values of rows.
     tells_values: ClassVar[bool] = True
-    context: Context
-    record: RunRecord  # of the run of the message at hand
-    name: str
-    partition: int
-    policy: NodePolicy
-    ledger: ClientLedger
-    frozen: Places | None
-    freezes_apart: ClassVar[bool]
-    simulated: bool
-    allow_single: bool
-    sums: ClientSums | None
+    #: Whether its rows are others than those that the other clients of this node sum.
+    freezes_apart: ClassVar[bool] = False
+    #: What ``kept`` is: has ``unpack(bytes)``, ``pack()`` and ``twin()``.
+    state_class: ClassVar[Any] = KeptState
+    sums: ClientSums | None = None
     _request: Any
-    #: Name of a sum of the request -> first and last of its rows, where it is not of the table; and
-    #: where some numbers are about the last of these alone: from which one on, and how many.
-    windows: dict[str, tuple[int, int, tuple[int, int] | None]]
     _record_kept: str | None = None  # the record as the ledger has it
-    _share = 0.0  # numbers that it releases for each unknown, where these are counted over runs
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        state_dir: str | Path | None = None,
+        identity_key: str | Path | None = None,
+        trusted_keys: str | Path | None = None,
+        allow_single: bool = False,
+        policy: NodePolicy | str | Path | None = None,
+        frozen: Places | None = None,
+        **more: Any,
+    ) -> None:
+        for name in take_out_of_client(type(self), more):
+            raise TypeError(f"{type(self).__name__} takes no argument {name!r}")
+        self.context, self.record, self.kept = context, RunRecord(), self.state_class()
+        self.policy, self.simulated = node_policy(policy, context), is_simulated(context)
+        self.identity_key, self.trusted_keys = identity_key, trusted_keys
+        #: Whether this node signs its keys, and knows those of the others.
+        self._pinned = bool(trusted_keys and identity_key)
+        self.allow_single, self.frozen = allow_single, frozen
+        self.partition = node_number(context, "partition-id")
+        self.own_name = str(context.node_config.get("name", ""))
+        if len(self.own_name) > LONGEST_NAME or not self.own_name.isprintable():
+            raise OptionError(
+                f"the name of this node is no line of at most {LONGEST_NAME} printable characters",
+                remedy="correct name in its configuration",
+                code="FK-NODE-NAME",
+            )
+        self.name = called(self.partition, self.own_name)
+        self.partitions = node_number(context, "num-partitions")
+        if not 0 <= self.partition < self.partitions:
+            raise OptionError(
+                f"partition-id {self.partition} is outside 0..{self.partitions - 1}",
+                remedy="correct the node's --node-config",
+                code="FK-NODE-PARTITION",
+            )
+        self.state_dir = Path(state_dir) if state_dir is not None else None
+        rules = Rules(
+            policy=self.policy,
+            mode=self.count_mode,
+            records=self.records,
+            enough=self.enough_parties,
+            apart=type(self).__name__ if self.freezes_apart else "",
+        )
+        folder = None if self.simulated else self.state_dir
+        self.ledger = NodeLedger(folder, self.partition, rules, simulated=self.simulated)
+        self.forget_notes()
+
+    def forget_notes(self) -> None:
+        """Begin with a message: nothing is noted of the rows that it is about."""
+        #: Name of a sum of the request -> first and last of its rows, where it is not of the table;
+        #: and where some numbers are about the last of these alone: from which one on, how many.
+        self.windows: dict[str, tuple[int, int, tuple[int, int] | None]] = {}
+        self._noted: dict[str, tuple[Positions, bool]] = {}
+        self._parts: dict[str, list[Positions]] = {}
+        self._streamed: Streamed | None = None
+        self._share = 0.0  # numbers that it releases for each unknown, if it counts them itself
+
+    # -- a run is opened
+
+    def enter_run(self, request: DescribeRequest, rows: OwnRows) -> None:
+        """Note that a run was opened; warn of what it cannot be compared with, and near limits.
+
+        Raises
+        ------
+        RefusedError
+            There is a limit on budgets, and no ledger of what was spent.
+        """
+        limit = self.policy.max_epsilon
+        if not self.ledger.counts:
+            logger.warning("no state_dir: nothing is remembered from run to run")
+            return
+        if math.isfinite(limit) and not self.ledger.exists:
+            raise refusal(
+                f"max_epsilon = {limit:g}: there is no ledger of what was spent before",
+                remedy="bring back a copy of its state_dir, or make one with `fedkern node init`",
+                code="FK-BUDGET-LEDGER",
+            )
+        if request.secure and not self._pinned:
+            logger.warning(
+                "no pinned identities: runs whose parties differ by one are not told apart"
+            )
+        config = self.context.run_config
+        settings = settings_text(config)
+        about = AboutRun(
+            request.session,
+            str(self.context.run_id),
+            __version__,
+            installed_app(),
+            settings if len(settings) <= _LONGEST else f"{settings[:_LONGEST]}...",
+            settings_digest(config),
+            self.policy.max_evaluations,
+            limit if math.isfinite(limit) else None,
+        )
+        for warning in self.ledger.open_run(
+            request.session,
+            kind=type(self).__name__,
+            method=request.method,
+            secure=request.secure,
+            pinned=self._pinned,
+            rows=rows,
+            about=about,
+        ):
+            logger.warning("%s", warning)
+        if request.privacy and self.ledger.has_exact_sums(request.session):
+            logger.warning(
+                "exact sums of this node's rows were released before: the budget counts from today"
+            )
 
     def open_budget(self, request: DescribeRequest) -> Budget | None:
         """Return what the run may cost in privacy; it is fixed when the run is opened.
@@ -101,16 +218,6 @@ class GuardedNode:
     def budget(self) -> Budget | None:
         """What the run may cost in privacy; None of a run without noise."""
         return Budget.read(self.record.privacy)
-
-    def _spend(self) -> None:
-        """Refuse to release more than the run's budget allows; remember what is released.
-
-        Raises
-        ------
-        RefusedError
-        """
-        if self.sums is not None and self.sums.charges:
-            self.record.spent = spend(self.record.spent, self.sums.charges)
 
     def own_rows(self) -> OwnRows:
         """Return the rows of this node's table, for its ledger; none here."""
@@ -156,11 +263,6 @@ class GuardedNode:
         """Tell whether a sum is counted as a release about all rows of this node's table."""
         return counting.is_counted(order.name, order.receiver)
 
-    @property
-    def apart(self) -> str:
-        """Name of the freeze of its rows where they are others than the node's table."""
-        return type(self).__name__ if self.freezes_apart else ""
-
     def products(self, order: sum_wire.Order) -> int:
         """Return how many columns a sum has the products of; 0 if it has none."""
         return 0
@@ -173,21 +275,33 @@ class GuardedNode:
         """Return the weight of a number in a sum over so many rows: less than 1 of counts."""
         return 1.0
 
+    # -- what a message is about is entered before the answer leaves
+
     def enter_sums(self, session: str) -> None:
-        """Enter in the node's ledger what the message at hand was about.
+        """Enter what the message at hand was about: in the record of the run, and in the ledger.
 
         Raises
         ------
         RefusedError
+            More would be released than the run's budget, or the rules of the node's owner, allow.
         """
-        if self.sums is not None:
-            self._count(self.sums)
-        if self._share and self.sums is not None:
-            told = b"".join(value for _, value in sorted(self.sums.values.items()))
-            windows = hashlib.sha256(self.record.windows.encode() + told)
-            self.record.windows = windows.hexdigest()
-        for problem in self.ledger.enter(session, self.sums, self, self._share):
-            self.warn(problem)
+        sums, taken, rows = self.sums, self._streamed, None
+        if sums is not None and sums.charges:
+            self.record.spent = spend(self.record.spent, sums.charges)
+        if sums is not None:
+            self._count(sums)
+        if not self.ledger.counts:
+            return
+        if taken is not None:  # no row of a stream is in two runs, so nothing adds up
+            rows = self.ledger.take(session, taken, compare=sums is not None)
+            self._share = 0.0
+        if sums is None:
+            return
+        openings, shown = [*self._openings(sums)], sums.party.shown
+        if openings or sums.charges or shown:
+            about: Any = {"charges": sums.charges, "taken": rows, "shown": shown}
+            for problem in self.ledger.enter(session, openings, **about):
+                self.warn(problem)
 
     def _count(self, sums: ClientSums) -> None:
         """Refuse or warn where the sums of this run alone have more numbers than unknowns.
@@ -226,6 +340,69 @@ class GuardedNode:
                     self.warn(problem)
                 if window:
                     self._share = max(self._share, numbers / unknowns if unknowns else np.inf)
+        if self._share:
+            added = b"".join(value for _, value in sorted(sums.values.items()))
+            record.windows = hashlib.sha256(record.windows.encode() + added).hexdigest()
+
+    def _openings(self, sums: ClientSums) -> Iterator[Opening]:
+        """Yield what is to be entered: rows that were noted, sums contributed to, sums opened."""
+        party, noted, record, share = sums.party, dict(self._noted), self.record, self._share
+        exact, row = self.budget is None, counting.unknowns_of_row(record.columns, record.binary)
+        for order in sums.contributed:
+            members, name = party.state.cohorts[order.cohort].members, _purpose(order.name)
+            noted.pop(name, None)
+            rows, each = self._noted.get(name, (None, False))
+            if not exact:  # noise hides rows: the owner sees that there was a sum
+                yield Opening(name, NO_ROWS, True, parties=len(members))
+                continue
+            cohort, done = _pinned(party, members), not order.self_masks
+            one = Opening(name, rows, each, cohort, len(members), done=done)
+            if each or order.noise or not self.is_counted(order) or share:
+                if share and not each:  # the difference of two windows is a sum as well
+                    start, stop, _ = self.windows[order.name]
+                    rows_of, hidden = sums.hidden(order, row, start=start, stop=stop)
+                    own, least = rows_of[party.partition], order.length / row
+                    least = max(least, ROWS_PER_COLUMN * self.products(order))
+                    if cohort is not None:  # the same places of the others are in it
+                        least *= own / max(own + hidden.others, 1)
+                    apart = math.ceil(least) if self.count_mode == "refuse" else 0
+                    one = replace(one, parts=apart)
+                yield one
+                continue
+            width = self.products(order)
+            rows_of, hidden = sums.hidden(order, row, self.beside(order.name))
+            if cohort is None or self.rows_chosen:
+                hidden = Hidden(row, 0, 0)
+            unknowns, others, kept = hidden
+            if own := rows_of[party.partition]:  # rows that bear numbers may be known
+                width = -(-width * (own + others) // (own + kept))
+            if rows is not None:  # who is asked for few rows cannot count on all of the others
+                others = others * len(rows) // max(own, 1)
+            parts = self._parts.get(name, [])
+            numbers = order.length * self.weight(order, sum(rows_of.values()))
+            one = replace(
+                one,
+                numbers=numbers / max(len(parts), 1),  # parts add up to the sum over all rows
+                unknowns=unknowns,
+                others=others,
+                width=width,
+                values=sums.values[order.name],
+                **sums.functions.get(order.name, {}),
+            )
+            for k, part in enumerate(parts):
+                among = others // len(parts)
+                yield replace(one, purpose=f"{name}/{k}", rows=part, others=among)
+            yield one
+        if not exact:
+            return
+        for name, (rows, each) in noted.items():
+            if len(rows):
+                yield Opening(name, rows, each)
+        for full, alive in sums.survivors.items():
+            cohort = _pinned(party, sorted(alive))
+            yield Opening(_purpose(full), cohort=cohort, parties=len(alive), again=True)
+        if share:
+            yield Opening("windows", share=share, unknowns=row, values=record.windows.encode())
 
     def warn(self, problem: str) -> None:
         """Warn, once in a run, that rows can be computed."""
@@ -236,7 +413,8 @@ class GuardedNode:
     @property
     def count_mode(self) -> counting.Mode:
         """What is done where more numbers are released than there are unknowns."""
-        return counting.mode(self.policy, self.usual_counting)
+        policy = self.policy
+        return "off" if policy.allow_small_sums else policy.counting or self.usual_counting
 
     def note_rows(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
         """Note of which rows a sum is, where the server chooses them; else it is of all.
@@ -253,8 +431,19 @@ class GuardedNode:
         each : bool
             Whether it is made row by row, so that it is of a single row anyway.
         """
-        if not self.simulated:
-            self.ledger.note(purpose, rows, each=each)
+        purpose = _purpose(purpose)
+        if purpose in self._noted:
+            rows = np.union1d(self._noted[purpose][0], rows)
+        self._noted[purpose] = (rows, each)
+
+    def note_parts(self, purpose: str, parts: list[Positions]) -> None:
+        """Note that a sum is several, each of a part of the rows, one after the other."""
+        self._parts[purpose] = parts
+
+    def note_stream(self, taken: Streamed) -> None:
+        """Note of which rows of a stream, instead of the table's, what is to be answered is."""
+        self._streamed = taken
+        self.note_rows("update", NO_ROWS, each=True)
 
     def figures(
         self,
@@ -312,19 +501,18 @@ class GuardedNode:
         parts = [repr(scalars).encode()]
         parts += [np.ascontiguousarray(array).tobytes() for array in self._request.arrays()]
         parts += [judged] if judged else []
-        asked = Asked.of(purpose, np.ascontiguousarray(rows).tobytes(), parts)
+        key = evaluation_key(purpose, np.ascontiguousarray(rows).tobytes(), parts)
         if once:
-            check_model(record, asked)
+            record.check_model(key)
         if why:
             logger.warning("figures about held-out rows are not told: %s", why)
             return np.zeros_like(values)
         if not len(rows):
             return values
-        told = enter(record, asked, values.ravel().tolist(), self.policy)
-        if not self.simulated:
+        told = record.tell(key, values.ravel().tolist(), self.policy.max_evaluations)
+        if self.ledger.counts:
             places = rows if users else rows + self.own_rows().learned
-            told = self.ledger.tell(record.session, asked.key, places, told)
-            record.told[asked.key] = told
+            told = record.told[key] = self.ledger.tell(record.session, key, places, told)
         record.store(self.context)
         return np.array(told).reshape(values.shape)
 
@@ -332,9 +520,8 @@ class GuardedNode:
         """Return how many rows each party has behind figures: of a sum as all have declared."""
         if not total or self.sums is None:
             return [len(rows)]
-        state = self.sums.party.state
-        members = state.cohorts[self.sums.order(total).cohort].members
-        return [state.counts[member][0 if users else 1] for member in members]
+        counts = self.sums.party.state.counts
+        return [counts[member][0 if users else 1] for member in self.sums.cohort(total).members]
 
     def _load_record(self, session: str) -> RunRecord:
         """Return the record of a run: of the node's ledger, which outlives its contexts, if any."""
@@ -372,3 +559,35 @@ class GuardedNode:
             record.check()
         except RefusedError:
             erase_state(self.context)
+
+
+def node_number(context: Context, key: str) -> int:
+    """Return a whole number of the node's configuration.
+
+    Raises
+    ------
+    OptionError
+    """
+    value = context.node_config.get(key)
+    if type(value) is not int:
+        raise OptionError(
+            f"the node's configuration has no whole number {key}",
+            remedy='start the SuperNode with --node-config "partition-id=0 num-partitions=..."'
+            if key == "partition-id"
+            else "add num-partitions=... to --node-config",
+            code="FK-NODE-KEY",
+        )
+    return value
+
+
+def _purpose(name: str) -> str:
+    """Return what a sum is for: its name without its parts."""
+    return "/".join(name.partition("#")[0].split("/")[:2])
+
+
+def _pinned(party: Party, members: Iterable[int]) -> list[bytes] | None:
+    """Return the pinned keys of the members of a cohort; None where they are not known."""
+    if party.trusted is None or party.identity is None:
+        return None
+    own = party.identity.public_key().public_bytes_raw()
+    return [own if k == party.partition else party.trusted[k] for k in members]

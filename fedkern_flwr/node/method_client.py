@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Context
@@ -13,12 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checkpoint import make_private_folder, write_csv
 from ..errors import ProtocolError, SumError, TableError
-from ..exchange import SumSpec
 from ..guard import counting, refusal
 from ..guard.rows import OwnRows
-from ..secure_sum import Encoding
 from ..secure_sum.membership import asked
-from ..steps import split, sum_bound, sum_name, sum_release
+from ..steps import Sum, split
 from ..tables.arrow import take_frame
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
@@ -27,53 +24,21 @@ from .client import Answer, Client, Handler
 Draw = Callable[[Path, NDArray[np.float64], NDArray[np.float64] | None], object]
 
 
-@dataclass(frozen=True)
-class Contribution:
-    """What :func:`contributes` says of a handler."""
-
-    name: str
-    bound: float
-    per: Literal["row", "client"]
-    held_out: bool
-    sensitivity: float | None
-    rounds: bool = False
-
-
-def contributes(
-    name: str,
-    *,
-    bound: float = 1.0,
-    per: Literal["row", "client"] = "row",
-    held_out: bool = False,
-    sensitivity: float | None = None,
-    rounds: bool = False,
-) -> Callable[[Answer], Answer]:
+def contributes(what: Sum) -> Callable[[Answer], Answer]:
     """Mark a client's method that returns its terms of a sum: key -> number or array.
 
-    It is called with the arguments of the :class:`~fedkern_flwr.steps.Sum`, and must return the
-    keys of its ``shapes``.
+    It is called with the arguments of the request, and must return the keys of its shapes. Bound,
+    sensitivity and whether the sum has rounds are those of the declaration that this client has:
+    an order with others is refused, and so are larger values.
 
     Parameters
     ----------
-    name : str
-        Name of the sum.
-    bound : float (default: 1.0)
-        Largest absolute value that one row, or a client, adds to any number. It is the node that
-        declares it: an order with another one is refused, and so are larger values.
-    per : {"row", "client"} (default: "row")
-        Of what the bound is.
-    held_out : bool (default: False)
-        Whether the terms are about held-out rows: they are told seldom, and of enough rows.
-    sensitivity : float, optional
-        Euclidean length by which a row that takes another's place moves the terms, at most: the
-        handler must see to that. With one for each of its handlers a client takes part in runs
-        with a budget of privacy.
-    rounds : bool (default: False)
-        Whether a run has several rounds of this sum. Else a node helps to open one in a run.
+    what : Sum
+        The sum, as it is declared at module level, see :class:`~fedkern_flwr.steps.Sum`.
     """
 
     def mark(method: Answer) -> Answer:
-        method.contributes = Contribution(name, bound, per, held_out, sensitivity, rounds)  # type: ignore[attr-defined]
+        method.contributes = what  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -149,7 +114,7 @@ class MethodClient(Client):
         self.ids, self.ids_test, self.columns = ids, ids_test, tuple(columns)
         self._check_handlers()
         sums = self.marked("contributes")
-        self.adds_noise = bool(sums) and all(c.sensitivity is not None for c in sums)
+        self.adds_noise = bool(sums) and all(one.sensitivity is not None for one in sums)
 
     # -- for handlers
 
@@ -227,8 +192,7 @@ class MethodClient(Client):
 
     def round_of(self, name: str) -> int:
         """Return the number of the exchange for sums that are marked as those of rounds."""
-        marked = self.marked("contributes")
-        rounds = {sum_name(c.name, held_out=c.held_out) for c in marked if c.rounds}
+        rounds = {one.full_name for one in self.marked("contributes") if one.rounds}
         return int(self._request.round) if name in rounds else 0
 
     def _given(self, request: MethodRequest) -> tuple[dict[str, Any], dict[str, int]]:
@@ -238,84 +202,51 @@ class MethodClient(Client):
         return given, sizes
 
     def _by_name(self, request: MethodRequest) -> PhaseMessage:
-        sums = {c.name: (c, f) for c, f in self.marked("contributes").items()}
+        sums = {one.name: (one, f) for one, f in self.marked("contributes").items()}
         questions = self.marked("answers")
-        ordered = self.sums is not None and bool(self.sums.orders)
-        if ordered and request.name in questions:
+        name, ordered = request.name, self.sums is not None and bool(self.sums.orders)
+        if name not in sums and name not in questions:
             raise ProtocolError(
-                f"a Sum asks for {request.name!r}, which is marked with @answers",
-                remedy="mark it with @contributes, or yield Ask",
+                f"{type(self).__name__} has no handler for {name[:40]!r}",
+                remedy=f"mark one with @contributes or @answers; there are {[*sums, *questions]}",
+                code="FK-CLIENT-HANDLER",
+            )
+        if ordered != (name in sums):
+            asks, marked = ("a Sum", "answers") if ordered else ("an Ask", "contributes")
+            raise ProtocolError(
+                f"{asks} asks for {name!r}, which is marked with @{marked}",
+                remedy="yield what its mark says, or mark it with the other one",
                 code="FK-CLIENT-MARK",
             )
-        if request.name in sums and not ordered:
-            raise ProtocolError(
-                f"an Ask asks for {request.name!r}, which is marked with @contributes",
-                remedy="mark it with @answers, or yield Sum",
-                code="FK-CLIENT-MARK",
-            )
-        if request.name in sums:
-            return self.answering(lambda r: self._contribute(r, *sums[r.name]), request)
-        if request.name in questions:
-            return self.answering(lambda r: self._tell(r, questions[r.name]), request)
-        raise ProtocolError(
-            f"{type(self).__name__} has no handler for {request.name[:40]!r}",
-            remedy=f"mark one with @contributes or @answers; there are {[*sums, *questions]}",
-            code="FK-CLIENT-HANDLER",
-        )
+        if ordered:
+            return self.answering(lambda r: self._contribute(r, *sums[name]), request)
+        return self.answering(lambda r: self._tell(r, questions[name]), request)
 
     def _contribute(
-        self, request: MethodRequest, said: Contribution, method: Callable[..., Any]
+        self, request: MethodRequest, what: Sum, method: Callable[..., Any]
     ) -> MethodReply:
         """Check the order, then add the terms to the sum."""
-        sums = self.secure_sums
+        sums, name = self.secure_sums, what.full_name
         given, sizes = self._given(request)
-        name = sum_name(said.name, held_out=said.held_out)
-        state = sums.party.state
-        members = state.cohorts[sums.order(name).cohort].members
-        rows = [state.counts[member][said.held_out] for member in members]
-        bound = sum_bound(said.bound, rows if said.per == "row" else [1])
-        length = sum(sizes.values())
-        spec = SumSpec(
-            name=name,
-            encoding=Encoding.fixed_point(bound),
-            length=length,
-            self_masks=True,
-            everybody=True,
-        )
-        told = sums.order(name).bound
-        if self.simulated and told != bound:
-            raise ProtocolError(
-                f"Sum({said.name!r}) and its handler state different bounds: {told:g} and "
-                f"{bound:g} for the most rows of a client",
-                remedy="state the same in both",
-                code="FK-CLIENT-BOUND",
-            )
-        if self.budget is not None:
-            release = sum_release(
-                self.budget,
-                name,
-                said.sensitivity,
-                length=length,
-                rows=rows,
-                least=state.cohorts[sums.order(name).cohort].threshold,
-                releases=self.releases,
-            )
-            spec = replace(spec, release=release, held_out=said.held_out)
+        cohort, counts = sums.cohort(name), sums.party.state.counts
+        rows = [counts[member][what.held_out] for member in cohort.members]
+        about: Any = {"least": cohort.threshold, "releases": self.releases}
+        spec = what.spec(sum(sizes.values()), rows, self.budget, **about)
         sums.check(spec)
-        terms = flatten(method(**given), sizes, said.name)
+        terms, bound = flatten(method(**given), sizes, what.name), spec.encoding.bound
         if not np.abs(terms).max(initial=0.0) <= bound:
             parts = split(terms, sizes).items()
             at = sorted(key for key, part in parts if not (abs(part) <= bound).all())
             raise self.unfit(
                 SumError(
-                    f"{', '.join(at)} of {said.name!r}: beyond the bound of {said.bound:g} per "
-                    f"{said.per}, or not finite",
-                    remedy="state a larger bound in both, or scale the terms",
+                    f"{', '.join(at)} of {what.name!r}: beyond the bound of {what.bound:g} per "
+                    f"{what.per}, or not finite",
+                    remedy="declare a larger bound, or scale the terms",
                     code="FK-SUM-BOUND",
                 )
             )
-        if said.held_out:
-            learns = any(not c.held_out for c in self.marked("contributes"))
+        if what.held_out:
+            learns = any(not one.held_out for one in self.marked("contributes"))
             trained = self.record.helped or self.simulated or not learns
             held = np.arange(len(self.x_test))
             terms = self.figures(name, held, terms, total=name, trained=trained)
@@ -342,7 +273,7 @@ class MethodClient(Client):
         return MethodReply(round=request.round, plain=plain, given=arrays)
 
     def _check_handlers(self) -> None:
-        names = [c.name for c in self.marked("contributes")]
+        names = [one.name for one in self.marked("contributes")]
         names += [n for n in self.marked("answers") if isinstance(n, str)]
         for name in names:
             if names.count(name) > 1:
@@ -387,19 +318,13 @@ def flatten(
     ProtocolError
         Keys or sizes are not those that are summed.
     """
-    if not isinstance(terms, Mapping) or set(terms) != set(sizes):
-        keys = sorted(terms) if isinstance(terms, Mapping) else type(terms).__name__
+    found: object = type(terms).__name__
+    if isinstance(terms, Mapping):
+        found = {key: int(np.size(value)) for key, value in terms.items()}
+    if found != dict(sizes):
         raise ProtocolError(
-            f"the handler of {name!r} returned {keys}, what is summed is {sorted(sizes)}",
-            remedy="return a dictionary with the keys of the Sum's shapes",
+            f"the handler of {name!r} returned {found}, what is summed is {dict(sizes)}",
+            remedy="return a dictionary of the keys and shapes with which the sum is asked for",
             code="FK-CLIENT-REPLY",
         )
-    parts = [np.asarray(terms[key], np.float64).ravel() for key in sizes]
-    for (key, size), part in zip(sizes.items(), parts, strict=True):
-        if part.size != size:
-            raise ProtocolError(
-                f"{key} of {name!r} has {part.size} numbers, {size} are summed",
-                remedy="return the shape that the Sum says",
-                code="FK-CLIENT-REPLY",
-            )
-    return np.concatenate(parts)
+    return np.concatenate([np.asarray(terms[key], np.float64).ravel() for key in sizes])

@@ -7,9 +7,11 @@ import json
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -18,13 +20,50 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from numpy.typing import NDArray
 
 from ..checkpoint import write_atomically
-from ..errors import CheckpointError
+from ..errors import CheckpointError, RefusedError
 from ..flower_compat import held_in, held_record, pack_context, unpack_context
-from ..guard import RunRecord
+from ..guard import refusal
+from ..secure_sum import PartyState
 from ..wire import DescribeRequest, Scalar
 from ..wire.sums import BreakRequest, FinishRequest
 from .failures import reported, unwritable
-from .sums import has_state
+
+#: What is kept in ``Context.state``: of the method, of the guard, of secure sums.
+_SESSION, _GUARD, _SUMS = "fedkern", "fedkern-guard", "fedkern-sums"
+
+
+def _held(context: Context, name: str, read: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """Return the object that is kept under a name; None if there is none."""
+    record = context.state.get(name)
+    held = held_in(record)
+    if held is not None or not isinstance(record, ConfigRecord):
+        return held
+    return read(record)
+
+
+# -- secure sums: small, never sent
+
+
+def load_state(context: Context) -> PartyState | None:
+    """Read what the node remembers of secure sums; None outside a secure run."""
+    found = _held(context, _SUMS, lambda record: PartyState.unpack(record["state"]))
+    return None if found is None else found.twin()
+
+
+def store_state(context: Context, state: PartyState) -> None:
+    """Keep what the node must remember; it never leaves the node."""
+    context.state[_SUMS] = held_record(state, lambda: {"state": state.pack()})
+
+
+def has_state(context: Context) -> bool:
+    """Tell whether the node remembers anything of secure sums."""
+    return _SUMS in context.state
+
+
+def erase_state(context: Context) -> None:
+    """Forget all that belongs to secure sums."""
+    context.state.pop(_SUMS, None)
+
 
 # -- what a node need not make again for the next message: Flower makes a client for each
 
@@ -182,8 +221,6 @@ class KeptState:
 
 # -- the private state of a node within a run
 
-_RECORD = "fedkern"
-
 
 @dataclass
 class SessionState:
@@ -222,19 +259,325 @@ class SessionState:
     @classmethod
     def load(cls, context: Context) -> SessionState:
         """Read the state of a node, empty at first."""
-        record: Any = context.state.get(_RECORD)
-        held: SessionState | None = held_in(record)
-        if held is not None:
-            return replace(held)
         names = ("session", "round", "payload")
-        return cls() if record is None else cls(*(record[name] for name in names))
+        found = _held(context, _SESSION, lambda record: cls(*(record[name] for name in names)))
+        return cls() if found is None else replace(found)
 
     def store(self, context: Context) -> None:
         """Replace the state of a node."""
         now = replace(self)
-        context.state[_RECORD] = held_record(
+        context.state[_SESSION] = held_record(
             now, lambda: {"session": now.session, "round": now.round, "payload": now.payload}
         )
+
+
+# -- what a node remembers of the run at hand for its own protection; never sent
+
+_REFUSALS = 3
+_SHORT = 256  # bytes of a value whose digest is kept
+_SESSIONS = 32  # of one context, which are far more than an honest server opens
+
+
+@dataclass
+class RunRecord:
+    """Refusals and evaluations of a run.
+
+    Attributes
+    ----------
+    session : str
+        The run it belongs to.
+    nonce : str
+        Drawn by the node when the run was opened: who resumes the run must know it.
+    begun : bool
+        Whether anything but its opening was answered.
+    secure : bool
+        Whether it takes secure sums: when they have ended, nothing is answered in plain.
+    refusals : int
+        Orders refused so far.
+    told : dict
+        Digest of an evaluation -> the figures told; none when the run is over.
+    evaluations : dict
+        Digest of a set of held-out rows -> how many evaluations of it were answered.
+    judged : dict
+        What an evaluation is called -> the one of this run.
+    sums : dict
+        Name of a sum -> the one that was opened: [cohort, number, round, digest of its request];
+        or nothing. See :meth:`note_order`.
+    ordered : dict
+        Name of a sum -> the last one that this node contributed to, in the same form.
+    helped : bool
+        Whether this node has contributed to what a model is made of, which it may then judge.
+    pinned : dict
+        Public option of the run -> digest of the value that was stated first.
+    group : dict
+        Rows that were summed last and what was released of them, see
+        :class:`~fedkern_flwr.guard.counting.Group`.
+    columns : int
+        Columns of a row of its table, label included.
+    binary : int
+        How many of them have two values.
+    beside : dict
+        Partition, as text -> unknowns of a row in the columns that it has of all rows learned from.
+    warned : bool
+        Whether it was warned of a release of too many numbers.
+    windows : str
+        Digest of what it has contributed to windows of a stream or table.
+    privacy : str
+        What the run may cost in privacy, as it was opened; empty without noise.
+    spent : dict
+        What it has released with noise, see :func:`~fedkern_flwr.guard.spending.spend`.
+    """
+
+    session: str = ""
+    nonce: str = ""
+    begun: bool = False
+    secure: bool = False
+    refusals: int = 0
+    told: dict[str, list[float]] = field(default_factory=dict)
+    evaluations: dict[str, int] = field(default_factory=dict)
+    sums: dict[str, list[Any]] = field(default_factory=dict)
+    group: dict[str, Any] = field(default_factory=dict)
+    columns: int = 0
+    binary: int = 0
+    beside: dict[str, float] = field(default_factory=dict)
+    warned: bool = False
+    privacy: str = ""
+    windows: str = ""
+    spent: dict[str, Any] = field(default_factory=dict)
+    judged: dict[str, str] = field(default_factory=dict)
+    ordered: dict[str, list[Any]] = field(default_factory=dict)
+    helped: bool = False
+    pinned: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, text: str) -> RunRecord:
+        """Read from :meth:`write`."""
+        return cls(**json.loads(text))
+
+    def twin(self) -> RunRecord:
+        """Return a copy, which can be changed without this one."""
+        twin = copy(self)
+        for name, value in vars(self).items():
+            if type(value) is dict:
+                setattr(twin, name, value.copy())
+        return twin
+
+    def write(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps(vars(self))
+
+    @classmethod
+    def load(cls, context: Context, session: str) -> RunRecord:
+        """Read the record of a run from the node's state; an empty one of a run not known there."""
+        found = cls._known(context).get(session)
+        return cls(session) if found is None else found.twin()
+
+    def store(self, context: Context) -> None:
+        """Keep the record in the node's state, beside those of other runs."""
+        kept = {**self._known(context), self.session: self.twin()}
+        context.state[_GUARD] = held_record(
+            kept, lambda: {name: one.write() for name, one in kept.items()}
+        )
+
+    @classmethod
+    def _known(cls, context: Context) -> dict[str, RunRecord]:
+        """Return the records in a node's state: session -> record."""
+        found = _held(context, _GUARD, lambda record: {n: cls.read(t) for n, t in record.items()})
+        return found or {}
+
+    def check_new(self, context: Context) -> None:
+        """Refuse to open a further run where the server has opened too many.
+
+        Raises
+        ------
+        RefusedError
+        """
+        known = self._known(context)
+        if self.session not in known and len(known) >= _SESSIONS:
+            raise refusal(
+                f"more than {_SESSIONS} sessions in one run of Flower",
+                remedy="start each run by itself",
+                code="FK-SESSION-MANY",
+            )
+
+    def pin(self, options: Mapping[str, Any]) -> bool:
+        """Fix public options for the rest of the run; tell whether any is stated the first time.
+
+        An empty text or array states nothing.
+
+        Raises
+        ------
+        RefusedError
+            One of them has another value than before: the same rows would be summed in another
+            way, and each way adds to what the sums together say of single rows.
+        """
+        known = len(self.pinned)
+        for name, value in options.items():
+            if isinstance(value, str | bytes | int | float):
+                empty, text, data = value in ("", b""), repr(value), b""
+            else:
+                array = np.ascontiguousarray(value)
+                empty, data = not array.size, array.tobytes()
+                text = f"{array.dtype} {array.shape}"
+            if empty:
+                continue
+            content = text.encode() + data
+            digest = (_short if len(content) > _SHORT else _cached)(content)
+            if self.pinned.setdefault(name, digest) != digest:
+                raise refusal(
+                    f"the run states another {name.rpartition('.')[2]} than before",
+                    remedy="resume it with the options that it began with, or start a new run",
+                    code="FK-SETTINGS-CHANGED",
+                )
+        return len(self.pinned) > known
+
+    def refuse(self, *, ends: bool) -> None:
+        """Count a refusal; one that ``ends`` the run counts for all that it may have."""
+        self.refusals += _REFUSALS if ends else 1
+
+    def check(self) -> None:
+        """Refuse a run of which too many orders were refused.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if self.refusals >= _REFUSALS:
+            raise refusal(
+                f"{_REFUSALS} orders of this run were refused, it is over here",
+                code="FK-ORDER-OVER",
+            )
+
+    # -- each named sum is opened once in a run
+    #
+    # A node helps to open a sum of masked vectors. With a second sum of the same name the server
+    # would learn the same values over other survivors, or other numbers about the same rows.
+    # Methods that learn in rounds say which field of a request numbers them: then a later round is
+    # another sum. Sums without self masks need no help. They are repeated over the same cohort
+    # only, see fedkern_flwr.secure_sum.party.PartyRules.check_order.
+
+    def note_order(
+        self, name: str, place: tuple[int, int], number: int, digest: str, *, repeats: bool
+    ) -> None:
+        """Note the sum that this node is about to contribute to; refuse one that was opened.
+
+        Parameters
+        ----------
+        name : str
+            Name of the sum, without what follows a #.
+        place : (int, int)
+            Cohort and number of the sum.
+        number : int
+            Number of its round; 0 for a sum that a run opens once.
+        digest : str
+            What the request asks. A sum that could not be opened is ordered again with the same
+            one.
+        repeats : bool
+            Whether the same request may be opened again. Only where the node sees to it that the
+            same values are opened over the same survivors.
+
+        Raises
+        ------
+        RefusedError
+        """
+        opened = self.sums.get(name)
+        if opened and number <= opened[2] and not (repeats and digest == opened[3]):
+            raise _again()
+        self.ordered[name] = [*place, number, digest]
+
+    def open_once(self, name: str, place: tuple[int, int]) -> None:
+        """Refuse to help open another sum than the last one of its name; note it.
+
+        Raises
+        ------
+        RefusedError
+        """
+        ordered = self.ordered.get(name, [])
+        if ordered[:2] != list(place):
+            raise _again()
+        self.sums[name] = ordered
+
+    # -- figures about held-out rows are reported of enough rows, of one model a run, and seldom
+    #
+    # What is counted of one row is its label, and the difference of two counts over nearly the same
+    # rows is that of the rows in which they differ. A model that somebody chooses for one person
+    # shows that person's label. So a run judges one model, once, and a set of rows is judged as
+    # often as the policy allows over all runs. Asked the same again a node repeats what it
+    # reported.
+
+    def check_model(self, key: str) -> None:
+        """Refuse to judge a second model, or the same one by other rows or bins; note the first.
+
+        Parameters
+        ----------
+        key : str
+            Of the evaluation, see :func:`evaluation_key`.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if self.judged.setdefault(key.rsplit("/", 2)[0], key) != key:
+            raise refusal("a run judges one model, once", code="FK-ORDER-MODEL")
+
+    def tell(self, key: str, values: list[float], most: int) -> list[float]:
+        """Enter an evaluation; return the figures to report: those of before, if it is the same.
+
+        What was reported in a run that is over is erased, but not that it was: it is computed anew
+        then.
+
+        Parameters
+        ----------
+        key : str
+            Of the evaluation, see :func:`evaluation_key`.
+        values : list of float
+            The figures, as computed now.
+        most : int
+            How often figures of these rows may be reported.
+
+        Raises
+        ------
+        RefusedError
+            They were reported as often.
+        """
+        if key in self.told:
+            return self.told[key] or values
+        rows = key.rsplit("/", 2)[1]
+        done = self.evaluations.get(rows, 0)
+        if done >= most:
+            rule = f"max_evaluations = {most} of these rows"
+            raise refusal(rule, code="FK-POLICY-EVALUATIONS")
+        self.evaluations[rows], self.told[key] = done + 1, values
+        return values
+
+
+def _short(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+_cached = lru_cache(maxsize=4096)(_short)  # every message of a run states the same
+
+
+def _again() -> RefusedError:
+    return refusal("a sum is opened a second time in this run", code="FK-ORDER-AGAIN")
+
+
+def evaluation_key(purpose: str, rows: bytes, model: Iterable[bytes]) -> str:
+    """Return the name of an evaluation in the node's record.
+
+    Parameters
+    ----------
+    purpose : str
+        What the method calls it.
+    rows : bytes
+        The held-out rows.
+    model : iterable of bytes
+        The model, and the bins.
+    """
+    digest = hashlib.sha256()
+    for part in model:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return f"{purpose}/{hashlib.sha256(rows).hexdigest()}/{digest.hexdigest()}"
 
 
 # -- the last answer of a run: all that a node keeps of its sums, in case the reply is lost

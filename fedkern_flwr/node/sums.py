@@ -9,24 +9,22 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError, SumError
 from ..exchange import SERVER, SumSpec
-from ..flower_compat import held_in, held_record
-from ..guard import NodePolicy, check_cohort, check_order, check_size, refusal
+from ..guard import NodePolicy, check_size, refusal
 from ..guard.counting import ENDLESS, Hidden, hidden_beside, least_survivors
+from ..guard.orders import check_cohort, check_order
 from ..guard.spending import Charge
-from ..secure_sum import Party, PartyState
-from ..secure_sum.membership import asked, digest_of
+from ..secure_sum import Party
+from ..secure_sum.membership import Cohort, asked, digest_of
 from ..wire import PhaseMessage
 from ..wire import sums as wire
 from ..wire.message import Section
 
 logger = logging.getLogger("fedkern_flwr")
 
-_RECORD = "fedkern-sums"
 _SERVER = "server"
 #: Sums of a cohort that a node may miss and go on.
 _MOST_MISSED = 20_000
@@ -98,34 +96,53 @@ class ClientSums:
         ProtocolError, SumError
             A section is malformed or breaks a rule of the protocol.
         """
+        answered: dict[Any, Callable[[Any], PhaseMessage | None]] = {
+            wire.Roster: self.party.join,
+            wire.Order: self._accept,
+            wire.Ballot: self.party.vote,
+            wire.Unmask: self._unmask,
+            wire.Recover: self.party.recover,
+            wire.Delivery: self._take_total,
+            wire.End: self._note_end,
+        }
+        by_phase = {kind.phase: (kind, answer) for kind, answer in answered.items()}
         for section in sections:
-            if section.phase == wire.Roster.phase:
-                self.party.join(section.read(wire.Roster, party=_SERVER))
-            elif section.phase == wire.Order.phase:
-                order = section.read(wire.Order, party=_SERVER)
-                if order.name in self.orders:
-                    raise SumError(
-                        f"two sums {order.name!r} in one request", code="FK-SUM-NAMED-TWICE"
-                    )
-                self._check_cohort(order)
-                self.party.accept(order)
-                self.orders[order.name] = order
-            elif section.phase == wire.Ballot.phase:
-                self.replies.append(self.party.vote(section.read(wire.Ballot, party=_SERVER)))
-            elif section.phase == wire.Unmask.phase:
-                self._unmask(section.read(wire.Unmask, party=_SERVER))
-            elif section.phase == wire.Recover.phase:
-                self.replies.append(self.party.recover(section.read(wire.Recover, party=_SERVER)))
-            elif section.phase == wire.Delivery.phase:
-                self._take_total(section.read(wire.Delivery, party=_SERVER))
-            elif section.phase == wire.End.phase:
-                self.ends = section.read(wire.End, party=_SERVER) is not None
-            else:
+            if section.phase not in by_phase:
                 raise ProtocolError(
                     f"there is no section {section.phase[:20]!r}",
                     party=_SERVER,
                     code="FK-MESSAGE-FIELD",
                 )
+            kind, answer = by_phase[section.phase]
+            reply = answer(section.read(kind, party=_SERVER))
+            if reply is not None:
+                self.replies.append(reply)
+
+    def _accept(self, order: wire.Order) -> None:
+        """Accept the order of a sum, over a cohort that hides enough."""
+        state = self.party.state
+        if order.name in self.orders:
+            raise SumError(f"two sums {order.name!r} in one request", code="FK-SUM-NAMED-TWICE")
+        check_size(order.length)
+        if order.index - state.last.get(order.cohort, 0) > _MOST_MISSED:  # each costs a hash
+            raise refusal("a sum of a later run", code="FK-ORDER-SIZE")
+        cohort, counts = state.cohorts.get(order.cohort), state.counts
+        if cohort is not None:  # a stranger is refused by the party
+            holds = any(counts.get(self.party.partition, ())[:2])
+            check_cohort(cohort, counts, self.policy, enough=self.enough, holds=holds)
+        self.party.accept(order)
+        self.orders[order.name] = order
+
+    def _unmask(self, request: wire.Unmask) -> wire.UnmaskReply:
+        """Help to open a sum, and note over whom."""
+        reply, cohort = self.party.unmask(request), self.party.state.cohorts[request.cohort]
+        place = request.cohort, request.index
+        name = self.party.state.open[place].order.name
+        self.opened[name], self.survivors[name] = place, cohort.unpack(request.alive)
+        return reply
+
+    def _note_end(self, end: wire.End) -> None:
+        self.ends = True
 
     def _take_total(self, delivery: wire.Delivery) -> None:
         """Open a total; whether it is within the bound would tell of it, if others were tried."""
@@ -149,6 +166,15 @@ class ClientSums:
             raise SumError(f"no sum {name!r} was ordered", code="FK-SUM-UNASKED")
         return self.orders[name]
 
+    def cohort(self, name: str) -> Cohort:
+        """Return the cohort of an ordered sum.
+
+        Raises
+        ------
+        SumError
+        """
+        return self.party.state.cohorts[self.order(name).cohort]
+
     def rows(self, name: str) -> list[int]:
         """Return how many rows each party of a sum learns from, as they signed it.
 
@@ -157,10 +183,8 @@ class ClientSums:
         SumError
             The sum was not ordered.
         """
-        state = self.party.state
-        return [
-            state.counts[member][0] for member in state.cohorts[self.order(name).cohort].members
-        ]
+        counts = self.party.state.counts
+        return [counts[member][0] for member in self.cohort(name).members]
 
     def hidden(
         self,
@@ -238,10 +262,10 @@ class ClientSums:
         RefusedError
             The values do not fit what was declared. Which way they do not is in the log only.
         """
-        self.contributed.append(self.order(name))
-        told = digest_of(values)
+        order, told = self.order(name), digest_of(values)
+        self.contributed.append(order)
         self.values[name] = hashlib.sha256(self.question().encode() + b"/" + told).digest()
-        self._add(name, values, told, overwrite=overwrite, release=release, common=common)
+        self._add(order, values, release, told=told, overwrite=overwrite, common=common)
 
     def contribute_nothing(self, name: str, *, release: str = "") -> None:
         """Take part in the sum of that name with zeros.
@@ -250,46 +274,35 @@ class ClientSums:
         ------
         SumError
         """
-        nothing = np.broadcast_to(0, self.order(name).length)
-        self._add(name, nothing, overwrite=False, release=release)
-
-    def _add(
-        self,
-        name: str,
-        values: NDArray[Any],
-        told: bytes = b"",
-        *,
-        overwrite: bool,
-        release: str,
-        common: bytes = b"",
-    ) -> None:
         order = self.order(name)
-        if name not in self._specs:
+        self._add(order, np.broadcast_to(0, order.length), release)
+
+    def _add(self, order: wire.Order, values: NDArray[Any], release: str, **about: Any) -> None:
+        if order.name not in self._specs:
             raise SumError(
-                f"nothing says what the sum {name!r} must be",
+                f"nothing says what the sum {order.name!r} must be",
                 remedy="call check() before contribute()",
                 code="FK-CLIENT-CHECK",
             )
-        spec = self._specs[name]
+        spec = self._specs[order.name]
         if spec.release is not None and not release:
             raise SumError(
-                f"nothing says which question the sum {name!r} with noise answers",
+                f"nothing says which question the sum {order.name!r} with noise answers",
                 remedy="give contribute() the release",
                 code="FK-CLIENT-CHECK",
             )
         if spec.release is not None:
             release = asked(release, self.question())
         try:
-            more: Any = {"overwrite": overwrite, "release": release, "told": told}
-            upload = self.party.contribute(order, values, common=common, **more)
+            upload = self.party.contribute(order, values, release=release, **about)
         except SumError as error:
             logger.error("%s", error)
             raise refusal("the values of a sum, its log says more", code="FK-ORDER-UNFIT") from None
         if spec.release is not None:
-            key = self.party.drawn.pop(name)
+            key = self.party.drawn.pop(order.name)
             self.charges.append(Charge(key, spec.release, spec.held_out, spec.rows))
         self.replies.append(upload)
-        del self.orders[name]
+        del self.orders[order.name]
 
     def fixed(self) -> dict[str, str]:
         """Return how the sums are repeated, if at all, that were checked in this message."""
@@ -309,50 +322,3 @@ class ClientSums:
                 remedy="run the same release of fedkern-flwr on both sides",
                 code="FK-SUM-UNASKED",
             )
-
-    def _check_cohort(self, order: wire.Order) -> None:
-        state = self.party.state
-        check_size(order.length)
-        if order.index - state.last.get(order.cohort, 0) > _MOST_MISSED:  # each costs a hash
-            raise refusal("a sum of a later run", code="FK-ORDER-SIZE")
-        cohort = state.cohorts.get(order.cohort)
-        if cohort is not None:  # a stranger is refused by the party
-            holds = any(state.counts.get(self.party.partition, ())[:2])
-            check_cohort(
-                cohort,
-                state.counts,
-                self.policy,
-                enough=self.enough,
-                holds=holds,
-            )
-
-    def _unmask(self, request: wire.Unmask) -> None:
-        self.replies.append(self.party.unmask(request))
-        place = request.cohort, request.index
-        name = self.party.state.open[place].order.name
-        self.opened[name] = place
-        self.survivors[name] = self.party.state.cohorts[request.cohort].unpack(request.alive)
-
-
-def has_state(context: Context) -> bool:
-    """Tell whether the node remembers anything of secure sums."""
-    return isinstance(context.state.get(_RECORD), ConfigRecord)
-
-
-def load_state(context: Context) -> PartyState | None:
-    """Read what the node remembers of secure sums; None outside a secure run."""
-    record: Any = context.state.get(_RECORD)
-    if record is None or not has_state(context):
-        return None
-    held: PartyState | None = held_in(record)
-    return PartyState.unpack(record["state"]) if held is None else held.twin()
-
-
-def store_state(context: Context, state: PartyState) -> None:
-    """Keep what the node must remember; it never leaves the node."""
-    context.state[_RECORD] = held_record(state, lambda: {"state": state.pack()})
-
-
-def erase_state(context: Context) -> None:
-    """Forget all that belongs to secure sums."""
-    context.state.pop(_RECORD, None)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast, dataclass_transform
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -141,11 +141,6 @@ def arrays(*dimensions: str, dtype: str = "real") -> Any:
     return field(metadata={"dimensions": dimensions, "dtypes": _DTYPES[dtype], "many": True})
 
 
-def _any(cls: type) -> Any:
-    """Hide a class from mypy, which does not believe that classes are hashable."""
-    return cls
-
-
 class _ArrayField(NamedTuple):
     """What an array field was declared with."""
 
@@ -155,7 +150,7 @@ class _ArrayField(NamedTuple):
     many: bool
 
 
-@cache
+@cache  # mypy does not believe that classes are hashable: hence the casts
 def _layout(cls: Any) -> tuple[tuple[_ArrayField, ...], tuple[tuple[str, type], ...]]:
     """Split the fields of a message class into array fields and (name, type) of scalars."""
     arrays = tuple(_ArrayField(f.name, **f.metadata) for f in fields(cls) if f.metadata)
@@ -194,7 +189,7 @@ class PhaseMessage:
         TypeError
             A mistake of the code that makes it. Values are checked on arrival.
         """
-        array_fields, scalar_fields = _layout(_any(type(self)))
+        array_fields, scalar_fields = _layout(cast(Any, type(self)))
         sizes: dict[str, int] = {}
         values = vars(self)
         try:
@@ -214,14 +209,14 @@ class PhaseMessage:
     def arrays(self) -> Arrays:
         """Return the array fields in the order of their declaration."""
         out: Arrays = []
-        for declared in _layout(_any(type(self)))[0]:
+        for declared in _layout(cast(Any, type(self)))[0]:
             value = vars(self)[declared.name]
             out += value if declared.many else [value]
         return out
 
     def scalars(self) -> dict[str, Scalar]:
         """Return the scalar fields together with the phase and the protocol version."""
-        own, names = vars(self), _layout(_any(type(self)))[1]
+        own, names = vars(self), _layout(cast(Any, type(self)))[1]
         known: dict[str, Scalar] = {"phase": self.phase, "protocol": PROTOCOL_VERSION}
         return known | {name: own[name] for name, _ in names}
 
@@ -254,7 +249,7 @@ class PhaseMessage:
         """
         try:
             _check_header(cls.phase, scalars)
-            array_fields, scalar_fields = _layout(_any(cls))
+            array_fields, scalar_fields = _layout(cast(Any, cls))
             values: dict[str, Any] = {
                 n: _check_scalar(n, scalars, t, long=n in cls.long_texts) for n, t in scalar_fields
             }

@@ -19,7 +19,8 @@ from fedkern_flwr.alignment import read_alignment
 from fedkern_flwr.checkpoint import run_name
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.policy import as_simulated, is_simulated, node_policy
-from fedkern_flwr.node.client import Client, node_number
+from fedkern_flwr.node.client import Client
+from fedkern_flwr.node.guarded import node_number
 from fedkern_flwr.node_config import (
     check_predictions,
     claim_folder,

@@ -22,7 +22,8 @@ from fedkern_flwr.groups.gradients import (
 from fedkern_flwr.hybrid import fourier
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.judging.figures import OUTCOMES
-from fedkern_flwr.kernels.product import features_of, moments
+from fedkern_flwr.kernel_pca import moments
+from fedkern_flwr.kernels.product import features_of
 from fedkern_flwr.online import ridge
 from fedkern_flwr.online.messages import UPDATE_SUM
 from fedkern_flwr.solvers.equations import pack_equations

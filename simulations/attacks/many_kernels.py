@@ -22,8 +22,8 @@ from scipy.optimize import linear_sum_assignment
 
 from fedkern_flwr.clients import KernelPCAClient
 from fedkern_flwr.errors import FedKernError
-from fedkern_flwr.kernels.product import features_of, moments, shapes
-from fedkern_flwr.method import Sum
+from fedkern_flwr.kernel_pca import MOMENTS, moments, shapes
+from fedkern_flwr.kernels.product import features_of
 from fedkern_flwr.strategies import KernelPCA
 
 from ..engines import simulate
@@ -47,7 +47,7 @@ class ManyKernels(KernelPCA):
         features = self.features or 0
         for width in self.widths:
             kernel = {"bandwidth": width, "features": features, "seed": self.run_seed}
-            total = yield Sum("moments", shapes(2 * features), bound=1.0, ask=kernel)
+            total = yield MOMENTS(shapes(2 * features), **kernel)
             self.opened.append(total)
         return {}
 

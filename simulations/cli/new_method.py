@@ -36,12 +36,14 @@ import numpy as np
 
 from fedkern_flwr.method import Ask, Method, MethodClient, Sum, answers, contributes, option
 
+# a row of features in [0, 1] adds at most 1 to a number; a run has two rounds of this sum
+MOMENTS = Sum("moments", bound=1.0, rounds=True)
+
 
 class ${Class}Client(MethodClient):
     """What runs beside the rows: self.x of shape (n, d), self.y or None."""
 
-    # a row of features in [0, 1] adds at most 1 to a number; a run has two rounds of this sum
-    @contributes("moments", bound=1.0, rounds=True)
+    @contributes(MOMENTS)
     def moments(self, power):
         return {"rows": len(self.x), "sum": (self.x**power).sum(axis=0)}
 
@@ -62,8 +64,8 @@ class $Class(Method):
     def rounds(self, parties):
         width = parties[0].features
         shapes = {"rows": (), "sum": (width,)}
-        first = yield Sum("moments", shapes, bound=1.0, ask={"power": 1})
-        second = yield Sum("moments", shapes, bound=1.0, ask={"power": 2})
+        first = yield MOMENTS(shapes, power=1)
+        second = yield MOMENTS(shapes, power=2)
         mean = first["sum"] / first["rows"]
         variance = second["sum"] / second["rows"] - mean**2
         deviation = np.maximum(np.sqrt(np.maximum(variance, 0.0)), self.floor)

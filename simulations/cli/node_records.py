@@ -15,8 +15,7 @@ import typer
 
 from fedkern_flwr.checkpoint import session_of
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.guard.ledger import NOT_ENDED, NodeLedger
-from fedkern_flwr.guard.summaries import RunSummary, ledger_totals
+from fedkern_flwr.guard.ledger import NOT_ENDED, NodeLedger, RunSummary, ledger_totals
 
 from ..warm_node.report import NodeStatus
 from .console import print_table

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.guard.summaries import ledger_totals
+from fedkern_flwr.guard.ledger import ledger_totals
 
 from ..warm_node.report import NodeStatus
 

@@ -24,8 +24,8 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.flower_compat import CONNECTED, CONTENT_SECONDS, DISCONNECTED, RUN_OF_MESSAGE
 from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.ledger import LedgerTotals, ledger_totals
 from fedkern_flwr.guard.policy import read_policy
-from fedkern_flwr.guard.summaries import LedgerTotals, ledger_totals
 from fedkern_flwr.log_lines import json_line, utc_now
 from fedkern_flwr.plain_text import plain_line
 from fedkern_flwr.watch import Family, write_figures

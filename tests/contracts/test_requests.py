@@ -17,7 +17,6 @@ from flwr.app import RecordDict
 from zoo import WAYS
 
 from fedkern_flwr.clients import SVMClient
-from fedkern_flwr.guard import RunRecord
 from fedkern_flwr.wire import DescribeRequest, sums
 
 HELD_OUT = 16  # the first of them that an active party announces
@@ -452,7 +451,7 @@ def test_a_model_that_no_node_has_helped_to_make_is_not_judged(way: str) -> None
     if BEFORE[way]:
         one.change_kept(BEFORE[way])
     else:
-        record = RunRecord.load(one.client.context, one.request.session)
+        record = one.record
         record.helped = False
         record.store(one.client.context)
         one.client.ledger.keep_record(record.session, record.write())

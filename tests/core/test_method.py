@@ -20,6 +20,7 @@ from hypothesis.extra.numpy import arrays
 from refusals import raises, refused, refuses
 from summing_nodes import (
     ENCODING,
+    ROW_SUM,
     SESSION,
     Done,
     Mean,
@@ -47,8 +48,7 @@ from fedkern_flwr.method import (
     answers,
     contributes,
 )
-from fedkern_flwr.node.state import KeptState, Recent
-from fedkern_flwr.node.sums import load_state
+from fedkern_flwr.node.state import KeptState, Recent, load_state
 from fedkern_flwr.options import declared
 from fedkern_flwr.privacy import Budget, NoisySum, Release, plan_release
 from fedkern_flwr.secure_sum import Encoding, RunningSum
@@ -112,7 +112,7 @@ def adding(values: Callable[[Any], Any]) -> Callable[[Context], MethodClient]:
     """Make clients that add these values to the sum of rows."""
 
     class Adding(MeanClient):
-        @contributes("rows", rounds=True)
+        @contributes(ROW_SUM)
         def add(self, k: int) -> Any:
             return values(self)
 
@@ -131,7 +131,7 @@ def asking(*steps: Any) -> Mean:
 
 
 def test_more_numbers_than_unknowns_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    steps = [Sum("rows", {"sum": (200,), "count": ()}, ask={"k": k}) for k in range(3)]
+    steps = [ROW_SUM({"sum": (200,), "count": ()}, k=k) for k in range(3)]
     simulate(asking(*steps), adding(lambda _: {"count": 1, "sum": np.zeros(200)}), CLIENTS)
     (said,) = [r.getMessage() for r in caplog.records if "can be computed" in r.getMessage()]
     assert "behind the sum 'rows'" in said
@@ -175,7 +175,9 @@ def test_a_run_ends_with_sums_that_open_by_themselves() -> None:
 
 
 @pytest.mark.parametrize(("step", "code"), [
-    (3, "FK-METHOD-STEP"), (Sum("judge", {"far": ()}), "FK-CLIENT-MARK"),
+    (3, "FK-METHOD-STEP"), (ROW_SUM, "FK-METHOD-STEP"),
+    (Sum("rows", bound=2.0)({"count": (), "sum": (2,)}, k=0), "FK-ORDER-BOUND"),
+    (Sum("judge")({"far": ()}), "FK-CLIENT-MARK"),
     (Ask("rows", {"k": 0}), "FK-CLIENT-MARK"), (Ask("tell"), "FK-CLIENT-REPLY"),
     (Ask("weigh"), "FK-CLIENT-HANDLER"),
 ])  # fmt: skip

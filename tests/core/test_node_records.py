@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 from refusals import refuses
 
-from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.guard.opened import Opening
+from fedkern_flwr.guard.ledger import AboutRun, NodeLedger, ledger_totals
+from fedkern_flwr.guard.opened import Opening, Rules
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.guard.summaries import AboutRun, ledger_totals
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.warm_node.report import NodeStatus
 
@@ -40,11 +38,11 @@ def show(capsys: pytest.CaptureFixture[str], folder: Path, *more: str) -> str:
 
 
 def test_a_run_is_told_so_that_it_joins_up(tmp_path: Path, capsys: Any) -> None:
-    ledger = NodeLedger(tmp_path)
+    ledger = NodeLedger(tmp_path, rules=Rules(mode="off"))
     for session in ("first", "second"):
         open_run(ledger, session, method="a method of a very long name"[:40])
         sums = [Opening(f"a sum of a long name {k}", parties=12) for k in range(4)]
-        ledger.enter(session, sums, NodePolicy(), mode="off")
+        ledger.enter(session, sums)
     ledger.end_run("first")
     lines = show(capsys, tmp_path).splitlines()
     assert max(map(len, lines)) <= 100
@@ -61,10 +59,10 @@ def test_a_run_is_told_so_that_it_joins_up(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_an_owner_is_warned_when_little_is_left(tmp_path: Path, capsys: Any) -> None:
-    ledger, policy = NodeLedger(tmp_path), NodePolicy()
+    ledger = NodeLedger(tmp_path)
     for number in range(8):
         assert open_run(ledger, f"run{number}") == ()
-        ledger.tell(f"run{number}", "accuracy", np.arange(10), [0.5], policy)
+        ledger.tell(f"run{number}", "accuracy", np.arange(10), [0.5])
     (warned,) = open_run(ledger, "another")
     assert "8 of max_evaluations = 10" in warned
     totals = ledger_totals(tmp_path)

@@ -25,11 +25,10 @@ from refusals import raises
 from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.flower_compat import CONNECTED, DISCONNECTED, RUN_OF_MESSAGE
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.guard.opened import Opening
+from fedkern_flwr.guard.ledger import LedgerTotals, NodeLedger, ledger_totals
+from fedkern_flwr.guard.opened import Opening, Rules
 from fedkern_flwr.guard.policy import write_policy
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.guard.summaries import LedgerTotals, ledger_totals
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.warm_node import report as reporting
 from fedkern_flwr.simulations.warm_node.report import (
@@ -151,16 +150,16 @@ def test_a_process_that_has_ended_or_got_the_number_of_another_does_not_run(tmp_
 @pytest.fixture
 def used(tmp_path: Path) -> Path:
     """Return a state-dir with a ledger: two runs, a sum each, figures told twice, refusals."""
-    folder, ledger = tmp_path / "state", NodeLedger(tmp_path / "state")
+    folder, rules = tmp_path / "state", Rules(policy=NodePolicy(max_evaluations=2))
+    ledger = NodeLedger(folder, rules=rules)
     x = np.random.default_rng(0).random((20, 2)) + float(CELL)
     rows = OwnRows([(x,)], [f"patient-{k}" for k in range(20)], len(x))
     about: Any = {"kind": "K", "method": "m", "secure": True, "pinned": True, "rows": rows}
-    policy = NodePolicy(max_evaluations=2)
     for session in ("first", "second"):
         ledger.open_run(session, **about)
-        ledger.enter(session, [Opening("gram", parties=3)], NodePolicy())
-        ledger.tell(session, "accuracy", np.arange(10), [0.5], policy)
-    raises(RefusedError, ledger.tell, "second", "again", np.arange(10), [0.5], policy)
+        ledger.enter(session, [Opening("gram", parties=3)])
+        ledger.tell(session, "accuracy", np.arange(10), [0.5])
+    raises(RefusedError, ledger.tell, "second", "again", np.arange(10), [0.5])
     for why in (
         "max_evaluations = 2 of these rows", "min_parties = 3: a sum has 2",
         "rows are asked for twice, or are none", 'x"} 1\nfedkern_node_connected: no',

@@ -27,7 +27,8 @@ from zoo import SecureMean
 
 from fedkern_flwr.clients import KernelPCAClient
 from fedkern_flwr.clients.pof_mkl_samples import message_sum
-from fedkern_flwr.kernels.product import REST_SENSITIVITY, SENSITIVITY, features_of, moments
+from fedkern_flwr.kernel_pca import REST_SENSITIVITY, SENSITIVITY, moments
+from fedkern_flwr.kernels.product import features_of
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.private import ridge_release, ridge_sum, update_release
 from fedkern_flwr.privacy import Budget, noise, plan_release, skellam

@@ -41,11 +41,17 @@ from fedkern_flwr.clients.fdskl import PhaseStore
 from fedkern_flwr.clients.fed_cg_kernel import KernelRows
 from fedkern_flwr.clients.table_client import PartyTable
 from fedkern_flwr.errors import CheckpointError, OptionError
-from fedkern_flwr.guard import RunRecord
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import Client
-from fedkern_flwr.node.state import KeptState, SessionState, forget_last, on_disk
-from fedkern_flwr.node.sums import erase_state, store_state
+from fedkern_flwr.node.state import (
+    KeptState,
+    RunRecord,
+    SessionState,
+    erase_state,
+    forget_last,
+    on_disk,
+    store_state,
+)
 from fedkern_flwr.secure_sum import PartyState
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.node_files import write_node

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from refusals import refused, refuses
 from summing_nodes import ENCODING, Nodes, SummingClient, opening, work
 
-from fedkern_flwr.guard import NodePolicy, RunRecord
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.guard.record import Asked, check_model, enter, too_few
-from fedkern_flwr.node.state import SessionState
+from fedkern_flwr.guard.orders import too_few
+from fedkern_flwr.node.state import RunRecord, SessionState, evaluation_key
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.wire import DescribeRequest
 
@@ -26,10 +26,10 @@ blobs = st.lists(st.binary(max_size=3), max_size=3)
 @given(blobs, blobs, st.binary(max_size=3))
 def test_evaluations_differ_if_a_part_does(one: list[bytes], two: list[bytes], rows: bytes) -> None:
     """Parts are told apart by their lengths: what is moved from one to the next is noticed."""
-    first, second = (Asked.of("figures", rows, model) for model in (one, two))
-    assert (first.key == second.key) == (one == two)
-    assert Asked.of("figures", rows + b"x", one).key != first.key
-    assert Asked.of("others", rows, one).key != first.key
+    first, second = (evaluation_key("figures", rows, model) for model in (one, two))
+    assert (first == second) == (one == two)
+    assert evaluation_key("figures", rows + b"x", one) != first
+    assert evaluation_key("others", rows, one) != first
 
 
 @pytest.mark.promise("held-out-each-holder")
@@ -47,27 +47,27 @@ def test_of_two_parties_each_has_enough_rows(tests: list[int], alone: bool, leas
 
 @given(blobs, blobs)
 def test_a_run_judges_one_model(one: list[bytes], two: list[bytes]) -> None:
-    record, (first, second) = RunRecord("run"), (Asked.of("a", b"", m) for m in (one, two))
-    check_model(record, first)
-    check_model(record, first)
-    check_model(record, Asked.of("b", b"", two))
+    record, (first, second) = RunRecord("run"), (evaluation_key("a", b"", m) for m in (one, two))
+    record.check_model(first)
+    record.check_model(first)
+    record.check_model(evaluation_key("b", b"", two))
     if one != two:
-        refuses("FK-ORDER-MODEL", check_model, record, second)
+        refuses("FK-ORDER-MODEL", record.check_model, second)
 
 
 @pytest.mark.promise("guard-evaluations")
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=30), st.integers(0, 5))
 def test_each_set_of_rows_is_judged_so_often(asked: list[tuple[int, int]], most: int) -> None:
     """The same again is answered with what was told, whatever it would be now."""
-    record, policy = RunRecord("run"), NodePolicy(max_evaluations=most)
+    record = RunRecord("run")
     told: dict[tuple[int, int], list[float]] = {}
     for number, (rows, model) in enumerate(asked):
-        what = Asked.of("figures", bytes([rows]), [bytes([model])])
+        what = evaluation_key("figures", bytes([rows]), [bytes([model])])
         seen = sum(1 for known in told if known[0] == rows)
         if (rows, model) not in told and seen >= most:
-            refuses("FK-POLICY-EVALUATIONS", enter, record, what, [float(number)], policy)
+            refuses("FK-POLICY-EVALUATIONS", record.tell, what, [float(number)], most)
             continue
-        found = enter(record, what, [float(number)], policy)
+        found = record.tell(what, [float(number)], most)
         assert found == told.setdefault((rows, model), [float(number)])
 
 

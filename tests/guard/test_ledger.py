@@ -23,7 +23,7 @@ from fedkern_flwr.errors import OptionError, RefusedError
 from fedkern_flwr.guard import NodePolicy, ledger_file
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.ledger_file import FILE
-from fedkern_flwr.guard.opened import Opening
+from fedkern_flwr.guard.opened import Opening, Rules
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.simulations.cli.main import run
 
@@ -40,7 +40,7 @@ def table(ids: Any, seed: int = 0) -> OwnRows:
 
 def open_run(ledger: NodeLedger, session: str, rows: OwnRows, **change: Any) -> float:
     ledger.open_run(session, rows=rows, **{**RUN, **change})
-    return ledger.freeze(session, rows, None, least=POLICY.min_own_rows).share
+    return ledger.freeze(session, rows).share
 
 
 def answer(
@@ -54,7 +54,8 @@ def answer(
 ) -> list[str]:
     values = {"purpose": "sum", "cohort": PARTIES, "parties": 5, "values": session.encode(), **what}
     one = Opening(**values)
-    return ledger.enter(session, [one], policy, mode=mode, records=records, enough=3)
+    ledger.rules = Rules(policy=policy, mode=mode, records=records)
+    return ledger.enter(session, [one])
 
 
 # -- what is compared
@@ -90,9 +91,9 @@ def test_subsets_that_the_server_chooses_show_no_row(tmp_path: Path) -> None:
 
 
 def test_rows_of_nodes_that_hold_one_need_not_hide_among_others(tmp_path: Path) -> None:
-    ledger = NodeLedger(tmp_path)
+    ledger = NodeLedger(tmp_path, rules=Rules(records=False))
     ledger.open_run("a", rows=table(range(3)), **RUN)
-    ledger.freeze("a", table(range(3)), None, least=1)
+    ledger.freeze("a", table(range(3)))
     answer(ledger, "a", records=False)
     answer(ledger, "a", records=False, rows=np.array([1]))
 
@@ -252,15 +253,15 @@ def test_a_function_is_that_of_the_rows_as_they_were(tmp_path: Path) -> None:
     ledger, about = NodeLedger(tmp_path), {"numbers": 30.0, "unknowns": 2.0, "function": b"f"}
     open_run(ledger, "a", table(range(40)))
     answer(ledger, "a", **about, how="so")
-    left = ledger.freeze("a", table(range(40)), None, least=5)
+    left = ledger.freeze("a", table(range(40)))
     assert (left.again, left.how) == (0.0, "")  # it is its own run
     ledger.open_run("b", rows=table(range(40)), **RUN)
-    left = ledger.freeze("b", table(range(40)), None, least=5)
+    left = ledger.freeze("b", table(range(40)))
     assert (left.again, left.how) == (30.0, "so")
     refuses("FK-FREEZE-WAITS", open_run, ledger, "a", table(range(42)))
     refuses("FK-FREEZE-WAITS", answer, ledger, "a")  # with a table of which it can enter no rows
     ledger.open_run("c", rows=table(range(40)), **RUN)
-    assert ledger.freeze("c", table(range(40)), None, least=5).again == 0.0
+    assert ledger.freeze("c", table(range(40))).again == 0.0
 
 
 @pytest.mark.promise("cells-again")
@@ -271,7 +272,7 @@ def test_contents_are_compared_where_no_later_run_had_the_rows(tmp_path: Path) -
     def again(session: str, rows: int, seed: int = 0) -> float:
         ledger.open_run(session, rows=table(range(rows), seed), **RUN)
         frozen = np.arange(rows) if seed else None
-        return ledger.freeze(session, table(range(rows), seed), frozen, least=5).again
+        return ledger.freeze(session, table(range(rows), seed), frozen).again
 
     again("a", 40)
     answer(ledger, "a", **about, how="so")
@@ -282,19 +283,19 @@ def test_contents_are_compared_where_no_later_run_had_the_rows(tmp_path: Path) -
 
 
 def test_figures_about_the_same_rows_are_counted_over_runs(tmp_path: Path) -> None:
-    ledger, rows = NodeLedger(tmp_path), np.arange(10, 20)
-    policy = NodePolicy(max_evaluations=3)
+    rules, rows = Rules(policy=NodePolicy(max_evaluations=3)), np.arange(10, 20)
+    ledger = NodeLedger(tmp_path, rules=rules)
     for number, session in enumerate("abcd"):
         open_run(ledger, session, table(range(20)))
         if number < 3:
-            told = ledger.tell(session, "q", rows, [float(number)], policy)
+            told = ledger.tell(session, "q", rows, [float(number)])
             assert told == [float(number)]
-            assert ledger.tell(session, "q", rows, [99.0], policy) == told  # of a resumed run
+            assert ledger.tell(session, "q", rows, [99.0]) == told  # of a resumed run
         else:
-            refuses("FK-POLICY-EVALUATIONS", ledger.tell, session, "q", rows, [0.0], policy)
-            ledger.tell(session, "q", np.arange(10), [0.0], policy)  # other rows
+            refuses("FK-POLICY-EVALUATIONS", ledger.tell, session, "q", rows, [0.0])
+            ledger.tell(session, "q", np.arange(10), [0.0])  # other rows
             with refused("FK-FREEZE-ROWS"):  # of nearly the same: the difference is one label
-                ledger.tell(session, "r", np.arange(9), [0.0], policy)
+                ledger.tell(session, "r", np.arange(9), [0.0])
 
 
 # -- the file

@@ -12,14 +12,8 @@ from refusals import refused, refuses
 
 from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.exchange import SumSpec
-from fedkern_flwr.guard import (
-    NodePolicy,
-    check_cohort,
-    check_order,
-    check_own_rows,
-    check_run,
-    check_selection,
-)
+from fedkern_flwr.guard import NodePolicy, check_selection
+from fedkern_flwr.guard.orders import check_cohort, check_order, check_own_rows, check_run
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.identity import Counts
 from fedkern_flwr.secure_sum.membership import Cohort

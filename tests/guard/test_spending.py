@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from refusals import refused, refuses
 
-from fedkern_flwr.guard import NodePolicy, check_run, spending
+from fedkern_flwr.guard import NodePolicy, spending
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.guard.opened import Opening
+from fedkern_flwr.guard.opened import Opening, Rules
+from fedkern_flwr.guard.orders import check_run
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.privacy import Budget, Release, plan_release
@@ -47,8 +48,8 @@ def spend(
     ledger.open_run(session, rows=rows, **{**RUN, **run})
     charges = [Charge(key, one, held_out)]
     answers = [Opening("sum", parties=3)]
-    policy = NodePolicy(max_epsilon=most, permanent_ids=permanent)
-    ledger.enter(session, answers, policy, charges=charges)
+    ledger.rules = Rules(policy=NodePolicy(max_epsilon=most, permanent_ids=permanent))
+    ledger.enter(session, answers, charges=charges)
 
 
 def epsilons(ledger: NodeLedger) -> list[float]:
@@ -150,7 +151,7 @@ def test_the_key_of_a_run_s_noise_lasts_until_it_is_over(tmp_path: Path) -> None
 def test_a_budget_counts_from_today_where_sums_were_exact_before(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     ledger.open_run("a", rows=table(range(20)), **RUN)
-    ledger.enter("a", [Opening("sum", parties=3, numbers=1.0)], NodePolicy())
+    ledger.enter("a", [Opening("sum", parties=3, numbers=1.0)])
     spend(ledger, "b", table(range(20)), release(1.0))
     assert [ledger.has_exact_sums(run) for run in ("a", "b")] == [False, True]
 
@@ -212,7 +213,8 @@ def test_what_is_told_of_a_party_adds_up_whichever_rows_it_is_about(tmp_path: Pa
 def message(ledger: NodeLedger, run: str, start: int, one: Release, *, most: float) -> None:
     ledger.open_run(run, rows=table(range(20)), **RUN)
     charges = [Charge(b"%d" % start, one, rows=(start, start + 5))]
-    ledger.enter(run, [], NodePolicy(max_epsilon=most), charges=charges)
+    ledger.rules = Rules(policy=NodePolicy(max_epsilon=most))
+    ledger.enter(run, [], charges=charges)
 
 
 def test_messages_about_other_rows_do_not_add_up_and_a_second_run_does(tmp_path: Path) -> None:
@@ -231,9 +233,10 @@ def test_rows_at_other_places_of_a_stream_do_not_add_up(tmp_path: Path) -> None:
 
     def window(run: str, start: int, most: float) -> None:
         ledger.open_run(run, rows=table(range(0)), **RUN)
-        about: Any = {"records": True, "taken": table(range(start, start + 5)).digests(b"k" * 32)}
+        taken = table(range(start, start + 5)).digests(b"k" * 32)
         charges = [Charge(b"%d" % start, one, rows=(start, start + 5))]
-        ledger.enter(run, [], NodePolicy(max_epsilon=most), charges=charges, **about)
+        ledger.rules = Rules(policy=NodePolicy(max_epsilon=most))
+        ledger.enter(run, [], charges=charges, taken=taken)
 
     for run, start in (("a", 0), ("a", 5), ("b", 10)):
         window(run, start, 1.01)
@@ -259,9 +262,10 @@ def test_messages_about_a_party_add_up_in_all_runs_whatever_their_rows(tmp_path:
     both = epsilon_of(2 * one.curve, one.delta)
     message(ledger, "a", 0, one, most=both * 1.01)
     ledger.open_run("b", rows=table(range(50, 60)), **RUN)
-    about: Any = {"records": True, "taken": table(range(50, 60)).digests(b"k" * 32)}
+    taken = table(range(50, 60)).digests(b"k" * 32)
     charges = [Charge(b"other rows", one, rows=(0, 5))]
-    ledger.enter("b", [], NodePolicy(max_epsilon=both * 1.01), charges=charges, **about)
+    ledger.rules = Rules(policy=NodePolicy(max_epsilon=both * 1.01))
+    ledger.enter("b", [], charges=charges, taken=taken)
     refuses("FK-BUDGET-SPENT", message, ledger, "a", 5, one, most=both * 1.01)
 
 

@@ -19,13 +19,11 @@ from zoo import LIKE_ANOTHER, WAYS, hospitals, new_folder
 
 from fedkern_flwr.clients.table_client import RunFile
 from fedkern_flwr.errors import FedKernError
-from fedkern_flwr.guard import NodePolicy, RunRecord
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.hybrid.messages import equations_sum
 from fedkern_flwr.node.client import Client
-from fedkern_flwr.node.ledger import ClientLedger
-from fedkern_flwr.node.state import KeptState, SessionState
-from fedkern_flwr.node.sums import load_state, store_state
+from fedkern_flwr.node.state import KeptState, RunRecord, SessionState, load_state, store_state
 from fedkern_flwr.secure_sum.membership import Cohort
 from fedkern_flwr.strategies import SecureGram
 from fedkern_flwr.wire import sums
@@ -127,9 +125,14 @@ class Asked:
         return any(isinstance(section, sums.End) for section in self.sections)
 
     @property
+    def record(self) -> RunRecord:
+        """A copy of what the node remembers of the run for its own protection."""
+        return RunRecord.load(self.client.context, self.request.session)
+
+    @property
     def refusals(self) -> int:
         """How many the node has counted."""
-        return RunRecord.load(self.client.context, self.request.session).refusals
+        return self.record.refusals
 
     @property
     def session(self) -> SessionState:
@@ -275,7 +278,7 @@ def asked(name: str, begins: str, only: Callable[[Any, Any], bool] | None = None
 def forgetful(client: Any) -> Any:
     """Return a client that has no ledger: it remembers its runs in its context only."""
     other = copy.copy(client)
-    other.ledger = ClientLedger(None, client.partition, client.policy)
+    other.ledger = NodeLedger(None, client.partition, client.ledger.rules)
     return other
 
 

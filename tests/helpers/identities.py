@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.node.ledger import ClientLedger
 
 
 def pin_identities(folder: Path, nodes: int) -> None:
@@ -43,14 +42,14 @@ def paid_epsilons(folder: Path, k: int) -> list[float]:
 def know_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the first key of a node in a run be known; another one of the run is the system's."""
     drawn: dict[Any, bytes] = {}
-    honest = ClientLedger.noise_key
+    honest = NodeLedger.noise_key
 
-    def known(self: Any, session: str, state: Any) -> bytes:
-        key = honest(self, session, state)
+    def known(self: Any, session: str, before: bytes = b"") -> bytes:
+        key = honest(self, session, before)
         first = drawn.setdefault((self.folder, session, self.partition), key)
         return bytes([self.partition]) * 32 if first == key else key
 
-    monkeypatch.setattr(ClientLedger, "noise_key", known)
+    monkeypatch.setattr(NodeLedger, "noise_key", known)
 
 
 def know_halves(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -59,7 +58,9 @@ def know_halves(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     A deployed node draws its key itself; it is in the ledger in ``K/state`` of node K.
     """
 
-    def known(self: Any) -> bytes:
-        return NodeLedger(folder / str(self.partition) / "state", self.partition).split_key()
+    honest = NodeLedger.split_key
 
-    monkeypatch.setattr(ClientLedger, "split_key", known)
+    def known(self: Any) -> bytes:
+        return honest(NodeLedger(folder / str(self.partition) / "state", self.partition))
+
+    monkeypatch.setattr(NodeLedger, "split_key", known)

@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.method import Ask, Method, MethodClient, Sum, answers, contributes, option
 from fedkern_flwr.node.client import Client
-from fedkern_flwr.node.sums import load_state
+from fedkern_flwr.node.state import load_state
 from fedkern_flwr.secure_sum import Encoding, PartyState, RunningSum, SecureSum
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, sums
 from fedkern_flwr.wire.message import attach, detach
@@ -131,6 +131,9 @@ class Nodes:
 # -- a method of ten lines
 
 
+ROW_SUM, HELD_SUM = Sum("rows", rounds=True), Sum("held", held_out=True)
+
+
 class Mean(Method):
     """Means of the columns, and how far each client's are from them."""
 
@@ -143,12 +146,12 @@ class Mean(Method):
         """Sum; then ask each client."""
         width, total = parties[0].features, {}
         for k in range(self.times):
-            total = yield Sum("rows", {"sum": (width,), "count": ()}, ask={"k": k})
+            total = yield ROW_SUM({"sum": (width,), "count": ()}, k=k)
             self.history_.append({"round": k + 1})
         mean = total["sum"] / total["count"]
         self.model_ = {"mean": mean}
         told = yield Ask("judge", {"mean": mean, "note": "how far"})
-        held = yield Sum("held", {"count": ()}, held_out=True)
+        held = yield HELD_SUM({"count": ()})
         return {
             "rows": int(np.rint(total["count"])),
             "held": int(np.rint(held["count"])),
@@ -161,7 +164,7 @@ class MeanClient(MethodClient):
 
     labels_of_row = 0
 
-    @contributes("rows", rounds=True)
+    @contributes(ROW_SUM)
     def add(self, k: int) -> dict[str, Any]:
         self.kept.arrays["seen"] = np.array([k])
         return {"count": len(self.x), "sum": self.x.sum(axis=0)}
@@ -172,6 +175,6 @@ class MeanClient(MethodClient):
         assert self.kept.arrays["seen"].shape == (1,)
         return {"far": np.abs(self.x.mean(axis=0) - mean).max(), "mean": mean}
 
-    @contributes("held", held_out=True)
+    @contributes(HELD_SUM)
     def count(self) -> dict[str, Any]:
         return {"count": len(self.x_test)}

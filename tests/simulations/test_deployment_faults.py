@@ -32,7 +32,6 @@ from fedkern_flwr.flower_compat import Control
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.node.ledger import ClientLedger
 from fedkern_flwr.simulations import Fault, simulate
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.local import LocalDeployment
@@ -459,8 +458,8 @@ def test_a_run_with_a_budget_goes_on_and_is_paid_once(tmp_path: Path, monkeypatc
         found = result(deployment, begin(deployment, resume=True))
         assert "error" not in found, found
         again = result(deployment, begin(deployment, checkpoint=""))
-    noise = lambda self, session, state: keys[self.partition][0]  # noqa: E731
-    monkeypatch.setattr(ClientLedger, "noise_key", noise)
+    noise = lambda self, session, known=b"": keys[self.partition][0]  # noqa: E731
+    monkeypatch.setattr(NodeLedger, "noise_key", noise)
 
     def client(context: Context) -> SVMClient:
         return SVMClient(context, **table(int(context.node_config["partition-id"])))
@@ -498,13 +497,13 @@ secrets.token_hex = lambda size=32: "ab" * 16
 """
 CHOSEN = """
 import numpy as np
-from fedkern_flwr.method import Sum
+from fedkern_flwr.kernel_pca import REST
 from fedkern_flwr.strategies import KernelPCA
 class Chosen(KernelPCA):
     def rounds(self, parties):
         kernel = {"bandwidth": 1.0, "features": 4, "seed": 0}
         ask = {"mean": np.zeros(8), "components": np.eye(8)[:1], **kernel}
-        yield Sum("rest", {"left": (), "all": ()}, bound=4.0, held_out=True, ask=ask)
+        yield REST({"left": (), "all": ()}, **ask)
         return {}
 app = server_app(lambda config: Chosen)
 """

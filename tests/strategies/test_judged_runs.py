@@ -418,6 +418,10 @@ def test_the_result_has_the_budget_and_what_nodes_say_tells_no_values(name: str)
 # -- a method of one's own
 
 
+TOTALS = [Sum(f"numbers {k}", bound=1.0, sensitivity=1.0) for k in range(2)]
+SHAPES = {"all": (200,)}
+
+
 class Total(PrivateMethod):
     """Sums two hundred numbers, as often as it is told."""
 
@@ -425,17 +429,17 @@ class Total(PrivateMethod):
 
     def rounds(self, parties: Any) -> Any:
         for k in range(self.times):
-            found = yield Sum(f"numbers {k}", {"all": (200,)}, bound=1.0, sensitivity=1.0)
+            found = yield TOTALS[k](SHAPES)
             self.model_ = {"all": found["all"]}
         return {}
 
 
 class TotalClient(MethodClient):
-    @contributes("numbers 0", bound=1.0, sensitivity=1.0)
+    @contributes(TOTALS[0])
     def first(self) -> Any:
         return {"all": np.full(200, len(self.x) / 200)}
 
-    @contributes("numbers 1", bound=1.0, sensitivity=1.0)
+    @contributes(TOTALS[1])
     def second(self) -> Any:
         return {"all": np.full(200, len(self.x) / 300)}
 
@@ -480,14 +484,14 @@ def test_sums_about_the_same_rows_share_the_budget_and_no_more_are_made_than_wer
 class Asks(Total):
     """A server that sums, or asks, what it should not."""
 
-    step: Any = Sum("numbers 0", {"all": (200,)}, bound=1.0)  # of no sensitivity
+    step: Any = Sum("numbers 0", bound=1.0)(SHAPES)  # of no sensitivity
 
     def rounds(self, parties: Any) -> Any:
         yield self.step
 
 
 class SilentClient(MethodClient):
-    @contributes("numbers 0", bound=1.0)
+    @contributes(Sum("numbers 0", bound=1.0))
     def first(self) -> Any:
         return {"all": np.zeros(200)}
 
@@ -508,7 +512,7 @@ def asking(step: Any) -> Any:
         (Asks, TotalClient, "FK-BUDGET-SENSITIVITY"),
         (Total, SilentClient, "FK-BUDGET-METHOD"),
         (
-            asking(Sum("numbers 0", {"all": (200,)}, bound=1.0, sensitivity=0.1)),
+            asking(Sum("numbers 0", bound=1.0, sensitivity=0.1)(SHAPES)),
             TotalClient,
             "FK-ORDER-NOISE",
         ),
