@@ -16,7 +16,7 @@ from ..run import drawing, plots
 from ..run.entries import Entry
 from ..run.report import FigureBlock
 from .comparison import Comparison
-from .error_plots import plot_error_boxes, plot_error_panels, plot_error_time
+from .error_plots import plot_error_boxes, plot_error_panels
 from .topologies import SERVER_NOTE, plot_topologies
 
 Styles = Mapping[str, drawing.Style]
@@ -179,39 +179,27 @@ def _error_curves(comparison: Comparison, cost: str) -> Curves:
     return found
 
 
-def _errors_over(
-    cost: str, name: str, comparison: Comparison, stem: Path, styles: Styles
+def _errors_of_all(
+    cost: str, comparisons: Sequence[Comparison], stem: Path, styles: Styles, name: str = ""
 ) -> FigureBlock:
-    """Draw the test error of each method over what it cost so far."""
-    dataset, (text, unit, _) = comparison.dataset, _unit(comparison)
-    words = _COSTS[cost][0]
-    path = plot_error_time(
-        _error_curves(comparison, cost),
+    """Draw the test error of each method over what it cost so far, a panel per data set."""
+    (text, unit, _), words = _unit(comparisons[0]), _COSTS[cost][0]
+    path = plot_error_panels(
+        {one.dataset: _error_curves(one, cost) for one in comparisons},
         _file(stem, name),
-        title=f"{dataset}: {text} over {words}",
         ylabel=f"{text} ({unit})",
         xlabel=words,
         styles=styles,
     )
     more = ", without that of evaluations and cross-validation" if cost == "seconds" else ""
-    return FigureBlock(f"{dataset}: {text} on held-out rows over {words}{more}; {_MARKERS}", path)
+    whose = f"{comparisons[0].dataset}: " if name else ""
+    return FigureBlock(f"{whose}{text} on held-out rows over {words}{more}; {_MARKERS}", path)
 
 
-def _errors_of_all(
-    cost: str, comparisons: Sequence[Comparison], stem: Path, styles: Styles
+def _errors_over(
+    cost: str, name: str, comparison: Comparison, stem: Path, styles: Styles
 ) -> FigureBlock:
-    """Draw the same for several data sets, a panel each."""
-    text, unit, _ = _unit(comparisons[0])
-    words = _COSTS[cost][0]
-    path = plot_error_panels(
-        {one.dataset: _error_curves(one, cost) for one in comparisons},
-        _file(stem),
-        ylabel=f"{text} ({unit})",
-        xlabel=words,
-        styles=styles,
-    )
-    caption = f"{text} on held-out rows over {words}, data set by data set; {_MARKERS}"
-    return FigureBlock(caption, path)
+    return _errors_of_all(cost, [comparison], stem, styles, name)
 
 
 def _errors_box(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:

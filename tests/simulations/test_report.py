@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from refusals import refuses
 
 from fedkern_flwr.simulations.lab.comparison import Comparison
-from fedkern_flwr.simulations.lab.error_plots import plot_error_boxes, plot_error_time
+from fedkern_flwr.simulations.lab.error_plots import plot_error_boxes, plot_error_panels
 from fedkern_flwr.simulations.lab.figures import FIGURES
 from fedkern_flwr.simulations.lab.findings import (
     HEADINGS,
@@ -498,7 +498,7 @@ def test_curves_and_single_points_are_drawn_over_time(tmp_path: Path, drawn: lis
     }
     wide = {"a": [(0.0, 50.0, 60.0), (1.0, 2.0, 3.0)], "b": [(40.0, 3.0, 0.0)]}
     for own in (curves, wide, {}, {"a": []}, {"a": [(1.0, 0.0, 0.0)]}):
-        assert_valid(plot_error_time(own, tmp_path / "t", title="", ylabel="test error (%)"))
+        assert_valid(plot_error_panels({"": own}, tmp_path / "t", ylabel="test error (%)"))
     assert [[1.0, 0.4], [2.0, 0.2]] in lines(drawn[0])
     assert [[3.0, 0.25]] in lines(drawn[0])
     scales = [(f.axes[0].get_xscale(), f.axes[0].get_yscale()) for f in drawn[:2]]
