@@ -16,8 +16,8 @@ from ..methods.registry import family_with
 from ..run.entries import Entry, draw_label
 from ..run.format import milli
 from .cells import Cell, Record
-from .presets import Preset, Section
 from .references import references_of
+from .sections import Preset, Section
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,24 @@
 
 A file has values for all of its presets, and a table ``[[preset]]`` for each, which may say
 otherwise: ``name``, ``title``, ``text``, ``runs`` and ``engine``, and what a :class:`Section` is
-made of. A preset has a section for each data set, or one for all (``together``); several where
-``sections`` lists tables, or names of tables ``[section.NAME]``, that say otherwise once more.
+made of (``section_title``, ``section_text``, ``columns``, ``plots``, ``across``, ``sweep``,
+``ranks``, ``parties``). A preset has a section for each data set, or one for all (``together``);
+several where ``sections`` lists tables, or names of tables ``[section.NAME]``, that say otherwise
+once more. A section that is ``unasked`` is left out where the user names data sets; a preset with
+``own_data`` refuses them.
 
 * ``[data]``: name -> settings of the ``family``, and values that are no settings; ``like`` names a
   table with more. The file is called as the data set where ``data`` does not say otherwise. The
   settings of the section come on top. ``of`` names the data sets that a preset has, ``usual`` those
   that it takes where none is asked for, ``one`` that it takes the first of these. ``vary`` makes a
-  data set for each of some values, and ``label`` is what it is called.
+  data set for each of some values, and ``label`` is what it is called. ``without`` names a setting
+  that is left out.
 * ``[entry]``: label -> method and options; ``entries`` lists those of a section, by label, or as
   tables. These may start from an ``id`` of ``[entry]`` and from other tables (``use``), may be made
   for each row of a table (``for``), may want a value (``needs``), and their data may be dealt
   otherwise (``dealt``). ``options`` are for all methods that have them.
-* ``paper``: column -> figures of the paper by label, or in the order of the entries.
+* ``paper``: column -> figures of the paper by label, or in the order of the entries; or columns
+  that ``[printed]`` has, by data set.
 
 A text may have values in braces: of the file, the preset, the data set, or the row at hand. Where
 a text is nothing but ``{name}``, it stands for the value itself. A preset with ``for`` is one for
@@ -23,239 +28,27 @@ each row.
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from importlib.resources import files
 from itertools import product
-from pathlib import Path
 from string import Formatter
 from typing import Any
 
-import numpy as np
-
 from fedkern_flwr.errors import OptionError, TableError
 
-from ..engines import Engine
-from ..methods.base import Family
-from ..methods.common import Column
-from ..methods.registry import METHODS, family, family_with, method
+from ..methods.registry import METHODS, family, method
 from ..run.data import Settings
 from ..run.datasets import spelled
 from ..run.options import options
-from .own_columns import OWN_COLUMNS
+from .own import eight_tables
+from .sections import Contender, DataFiles, Preset, Section, choose
 
-DATA_FOLDER = "FEDKERN_DATA"
+__all__ = ["NAMES", "PAPERS", "Preset", "Section", "preset"]
 
-#: (label, method, options)
-Contender = tuple[str, str, dict[str, Any]]
 Values = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Section:
-    """Methods compared on the same data.
-
-    Attributes
-    ----------
-    data : dict
-        Name of the data set -> settings; names are unique in a preset. The family whose settings
-        these are is the section's.
-    entries : tuple of (label, method, options)
-        What is compared: strategies and reference methods, by name.
-    columns, figures : tuple of str
-        Columns of the table, and plots; names of the section's family.
-    dealt : dict
-        Data set -> label -> settings of an entry of another family, or of one to which the same
-        rows are dealt in another way. With the same seed and share all families hold out the same
-        rows.
-    parties : str
-        Who holds the data, where the settings in ``data`` do not tell.
-    title, text : str
-        Headline and explanation in a report of several sections.
-    paper : dict
-        Figures of the paper: data set -> column -> label -> value in the column's unit.
-    sweep : str
-        Option on the x axis of the plot ``sweep``.
-    across : tuple of str
-        Plots over all data sets of the section; names of the family's.
-    ranks : tuple of tuple of str
-        Labels from the best to the worst as the paper has them, for paired differences of mean
-        squared errors.
-    """
-
-    data: Mapping[str, Settings]
-    entries: tuple[Contender, ...]
-    columns: tuple[str, ...]
-    figures: tuple[str, ...]
-    title: str = ""
-    text: str = ""
-    paper: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
-    sweep: str = ""
-    across: tuple[str, ...] = ()
-    ranks: tuple[tuple[str, ...], ...] = ()
-    dealt: Mapping[str, Mapping[str, Settings]] = field(default_factory=dict)
-    parties: str = ""
-
-    @property
-    def family(self) -> Family[Any, Any]:
-        """The family that has the columns and figures."""
-        return family_with(next(iter(self.data.values())))
-
-    def column(self, name: str) -> Column:
-        """Return a column by its name."""
-        return OWN_COLUMNS.get(name) or self.family.columns[name]
-
-    @property
-    def check_pooled(self) -> bool:
-        """Whether a column shows how far a model is from that of the pooled rows."""
-        return any(self.column(name).pooled for name in self.columns)
-
-    def caption(self, dataset: str) -> str:
-        """Return data set and who gets what, for the caption of a table."""
-        return f"{dataset}: {self.parties or self.data[dataset].describe()}"
-
-    def size(self, facts: Mapping[str, Any]) -> str:
-        """Return how much data there is, from what :meth:`Prepared.facts` returns."""
-        if not self.parties:
-            return self.family.size(facts)
-        train, held = (int(np.sum(facts[name])) for name in ("rows", "held_out_rows"))
-        return f"{self.parties}, {train} training and {held} held-out rows"
-
-    def settings(self, dataset: str, label: str) -> Settings:
-        """Return how an entry gets its data."""
-        return self.dealt.get(dataset, {}).get(label, self.data[dataset])
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A comparison with a name.
-
-    Attributes
-    ----------
-    name, title, text : str
-        Name on the command line, headline and explanation in the report.
-    sections : tuple of Section
-        What is compared, one after the other.
-    runs : int
-        Draws per entry.
-    engine : str
-        Default engine.
-    """
-
-    name: str
-    title: str
-    text: str
-    sections: tuple[Section, ...]
-    runs: int = 20
-    engine: Engine = "in-process"
-
-    @property
-    def data(self) -> dict[str, Settings]:
-        """Settings of the data sets of all sections."""
-        return {name: own for section in self.sections for name, own in section.data.items()}
-
-    @property
-    def entries(self) -> tuple[Contender, ...]:
-        """Entries of all sections."""
-        return tuple(entry for section in self.sections for entry in section.entries)
-
-
-# -- where the data is
-
-
-class DataFiles:
-    """Finds data in the folder ``$FEDKERN_DATA``, or where the user says that it is.
-
-    Parameters
-    ----------
-    given : mapping
-        Name of a data set -> file that is read for it.
-
-    Raises
-    ------
-    TableError
-        There is no such file.
-    """
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        for name, text in given.items():
-            if not Path(text).is_file():
-                raise TableError(
-                    f"{text} is not a file", remedy=f"name the file of {name}", code="FK-FILE-READ"
-                )
-        self._given = {spelled(name): Path(text).resolve() for name, text in given.items()}
-        self.unread = set(self._given)
-
-    def is_there(self, name: str, values: Mapping[str, Any]) -> bool:
-        """Tell whether an optional data set is there."""
-        try:
-            return bool(self._path(name, values))
-        except TableError:
-            return not values.get("optional")
-
-    def find(self, name: str, values: Mapping[str, Any]) -> str:
-        """Return built-in data by its name, other data by its path.
-
-        Raises
-        ------
-        TableError
-            The folder is not named, or does not hold it.
-        """
-        found = self._path(name, values)
-        self.unread.discard(spelled(name) * ("." in found))
-        return found
-
-    def _path(self, name: str, values: Mapping[str, Any]) -> str:
-        known = values["data"] if isinstance(values["data"], list) else [values["data"]]
-        if "." not in known[0]:
-            return str(known[0])
-        if spelled(name) in self._given:
-            return str(self._given[spelled(name)])
-        folder = os.environ.get(DATA_FOLDER)
-        if not folder:
-            raise TableError(
-                f"{DATA_FOLDER} is not set",
-                remedy=f"set it to the folder that holds {known[0]}",
-                code="FK-DATA-FOLDER",
-            )
-        found = next((path for file in known if (path := Path(folder, file)).is_file()), None)
-        if found is None:
-            raise TableError(
-                f"{' or '.join(known)} is not in the folder that {DATA_FOLDER} names",
-                remedy=values.get("remedy", "put it there"),
-                code="FK-DATA-MISSING",
-            )
-        return str(found)
-
-
-def choose(
-    datasets: tuple[str, ...], known: Iterable[str], usual: Iterable[str] = ()
-) -> tuple[str, ...]:
-    """Return the data sets asked for; the usual ones, or all that are known, when there are none.
-
-    Case, spaces, dashes and underscores do not matter.
-
-    Raises
-    ------
-    TableError
-        Unknown data set.
-    """
-    names = {spelled(name): name for name in known}
-    datasets = tuple(names.get(spelled(name), name) for name in datasets)
-    unknown = sorted(set(datasets) - set(names.values()))
-    if unknown:
-        raise TableError(
-            f"the presets have no data set {unknown[0]!r}",
-            remedy=f"choose of {', '.join(names.values())}",
-            code="FK-PRESET-DATA",
-        )
-    return tuple(dict.fromkeys(datasets)) or tuple(usual) or tuple(names.values())
-
-
-# -- what the files say
 
 _OF_ENTRY = ("id", "label", "use", "for", "needs", "dealt")
 
@@ -305,7 +98,8 @@ def _entries(given: Values, known: Values) -> Iterator[tuple[Contender, Values |
     for listed in given.get("entries", given.get("entry", ())):
         spec = {"id": listed} if isinstance(listed, str) else listed
         start = given["entry"][spec["id"]] if "id" in spec else {}
-        if {**start, **spec}.get("needs", "set") not in known:
+        wanted = {**start, **spec}.get("needs")
+        if wanted and wanted not in known:
             continue
         rows = spec.get("for", {})
         for row in expand(given[rows] if isinstance(rows, str) else rows):
@@ -464,8 +258,6 @@ def preset(
         )
     place = DataFiles(files or {})
     if name == "peers":
-        from .own import eight_tables
-
         made = eight_tables(datasets, place)
     else:
         given = _MADE[name, paper_split]
