@@ -95,7 +95,7 @@ def _read(name: str) -> Iterator[Values]:
 
 def _entries(given: Values, known: Values) -> Iterator[tuple[Contender, Values | None]]:
     """Yield the entries of a section on a data set, and how their data is dealt otherwise."""
-    for listed in given.get("entries", given.get("entry", ())):
+    for listed in given["entries"] if "entries" in given else given["entry"]:
         spec = {"id": listed} if isinstance(listed, str) else listed
         start = given["entry"][spec["id"]] if "id" in spec else {}
         wanted = {**start, **spec}.get("needs")
