@@ -16,8 +16,8 @@ from threadpoolctl import threadpool_limits
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.privacy.accounting import check_accountant
 
-from . import budget_cases, fdskl, fed_cg, hierarchical_svm, pof_mkl, pof_rls, secure_gram
-from .table import Attack, Run, Seen, Verdict
+from . import budgets, fdskl, fed_cg, hierarchical_svm, pof_mkl, secure_gram
+from .seen import Attack, Run, Seen, Verdict
 
 #: The row that tries the sums with noise of all methods.
 EPSILON = "lower bound of epsilon"
@@ -35,8 +35,8 @@ RUNS: Mapping[str, tuple[Run, Run]] = {
     "binary columns from phases": (fdskl.columns_on_paper, fdskl.columns_on_default),
     "binary columns from distances": (fed_cg.columns_of_naive, fed_cg.columns_of_default),
     "a single rating": (secure_gram.ratings_on_paper, secure_gram.ratings_on_default),
-    "the others' sums": (pof_rls.on_plain, pof_rls.on_default),
-    EPSILON: (budget_cases.on_less_noise, budget_cases.lower_bounds),
+    "the others' sums": (pof_mkl.others_on_plain, pof_mkl.others_on_default),
+    EPSILON: (budgets.on_less_noise, budgets.lower_bounds),
 }
 _ROWS = tomllib.loads(files(__package__).joinpath("table.toml").read_text("utf-8"))["attack"]
 #: All attacks.

@@ -30,10 +30,9 @@ from ...clients import VerticalKernelClient
 from ...strategies import FDSKL
 from ..engines import simulate
 from ..papers import fdskl as paper
-from .phases import Floats, Phases, nearest_turn
-from .seen import Watched, Watcher
+from .inversion import Phases, nearest_turn
+from .seen import Floats, Seen, Watched, Watcher, correlation, made_up_table, served
 from .single_rows import columns_of_phases, share_of_columns
-from .table import Seen, correlation, made_up_table, served
 
 PARTIES, OWN, ROWS, DIRECTIONS = 4, 2, 60, 400  # OWN: columns of each
 OTHERS = OWN * (PARTIES - 1)

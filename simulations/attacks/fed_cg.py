@@ -36,14 +36,12 @@ from ...strategies import FedCG
 from ..engines import Transcript, simulate
 from ..papers import fedcg as paper
 from .distances import (
+    alternating_descent,
     distances_by_svd,
     trilaterate,
 )
-from .edm_completion import alternating_descent
-from .phases import Floats
-from .seen import SeenRun, Watched, Watcher
+from .seen import Floats, Seen, SeenRun, Watched, Watcher, correlation, made_up_table, served
 from .single_rows import columns_of_distances, share_of_columns
-from .table import Seen, correlation, made_up_table, served
 
 COLUMNS = {"genes": (0, 1, 2), "images": (3, 4), "clinical": (5, 6)}  # centres' blocks first
 CENTRES = ("genes", "images")

@@ -33,9 +33,7 @@ from ...clients import SVMClient
 from ...strategies import HierarchicalSVM
 from ..engines import Transcript, simulate
 from ..papers import hierarchical_svm as paper
-from .phases import Floats
-from .seen import SeenRun, Watcher
-from .table import Seen, correlation, made_up_table, served
+from .seen import Floats, Seen, SeenRun, Watcher, correlation, made_up_table, served
 
 COLUMNS, ROUNDS = 24, 6
 GROUPS = (3, 3, 3)  # users of each

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ...strategies import FDSKL, FedCG
 from . import fdskl, fed_cg, secure_gram
 from .audit import silence
-from .phases import Floats
+from .seen import Floats
 from .single_rows import angles_apart, equal_rows, from_known, unwrapped
 
 ROWS = 400

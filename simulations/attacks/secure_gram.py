@@ -34,9 +34,8 @@ from ...clients import GramClient
 from ...strategies import SecureGram
 from ..engines import simulate
 from ..papers import secure_gram as paper
-from .phases import Floats
 from .pof_mkl import advantage
-from .table import Seen, served
+from .seen import Floats, Seen, served
 
 Profiles = NDArray[np.int8]
 

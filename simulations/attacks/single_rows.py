@@ -28,7 +28,8 @@ from scipy.sparse.csgraph import (
 )
 from scipy.spatial.distance import cdist
 
-from .phases import Floats, nearest_turn
+from .inversion import nearest_turn
+from .seen import Floats
 
 #: Most dimensions in which all guesses are tried: 2^18 of them, a few seconds.
 MOST = 18

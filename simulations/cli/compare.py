@@ -19,19 +19,10 @@ from fedkern_flwr.registered import registered
 from ..engines import Engine
 from ..lab.cells import Cell, CellStore, Record
 from ..lab.comparison import Comparison, Part, compare, headings, plan, table_rows
-from ..lab.paper_figures import HEADINGS, count_misses, paper_figures
-from ..lab.presets import (
-    NAMES,
-    PAPERS,
-    Preset,
-    own_options,
-    own_table,
-    preset,
-    registered_methods,
-)
-from ..lab.presets.own import METHODS_OF_TABLES
+from ..lab.findings import HEADINGS, count_misses, paper_figures, verdict
+from ..lab.own import METHODS_OF_TABLES, own_options, own_table, registered_methods
+from ..lab.presets import NAMES, PAPERS, Preset, preset
 from ..lab.sweep import CellFailed, choose_jobs, sweep
-from ..lab.verdict import verdict
 from ..run.data import Settings
 from ..run.entries import check_seed
 from ..run.folders import FORCE, chosen_folder, folder_of_results, json_writer
@@ -145,8 +136,10 @@ def compare_presets(
                 remedy="leave it out, or --data",
                 code="FK-OPTION-BOTH",
             )
-        listed, left_out = _own(own, methods)
-        stem, jobs = listed[0].title.rpartition(" ")[2], jobs or 1  # so that seconds are comparable
+        named = [name.strip() for name in (methods or "").split(",") if name.strip()]
+        table, left_out = own_table(own, named)
+        listed, stem = [table], table.title.rpartition(" ")[2]
+        jobs = jobs or 1  # so that seconds are comparable
     else:
         _refuse({**own, "methods": methods}, "a table of your own, which --data names")
         if not names:
@@ -269,13 +262,6 @@ def _presets(
     return beside + found, []
 
 
-def _own(values: Mapping[str, Any], methods: str | None) -> tuple[list[Preset], list[str]]:
-    """Return the comparison on a table of the user's, and why methods are left out."""
-    named = [name.strip() for name in (methods or "").split(",") if name.strip()]
-    chosen, left_out = own_table(values, named)
-    return [chosen], left_out
-
-
 def _refuse(given: Mapping[str, Any], purpose: str) -> None:
     """Refuse options that are for something else."""
     for name, value in given.items():
@@ -303,7 +289,9 @@ def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
         return record
 
     def show_complete() -> None:
-        while len(comparisons) < len(parts) and _complete(part := parts[len(comparisons)], records):
+        for part in parts[len(comparisons) :]:
+            if any(records[cell.key] is None for _, cell in part.named()):
+                return
             comparisons.append(_show(screen, chosen, part, record_of))
 
     show_complete()
@@ -339,10 +327,6 @@ def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
             failed.error.args = told.args
             raise failed.error from None
     return comparisons
-
-
-def _complete(part: Part, records: dict[str, Record | None]) -> bool:
-    return all(records[cell.key] is not None for _, cell in part.named())
 
 
 def _show(

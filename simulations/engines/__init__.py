@@ -6,7 +6,7 @@ from .audit import Audit, AuditingGrid
 from .faults import DropOut, Fault, FaultPlan, FaultyGrid
 from .in_process import InProcessGrid
 from .simulate import Engine, SimulationStep, simulate, simulate_all
-from .transcript import RecordingGrid, Transcript, TranscriptEntry
+from .wrapper import RecordingGrid, Transcript, TranscriptEntry
 
 __all__ = [
     "Audit",

@@ -1,4 +1,4 @@
-"""Our clients answer a message as Flower's own path has them answer, without its copies.
+"""How clients answer in a simulation: without copies, and what their code raises is shown.
 
 Flower takes a message apart into records, these into parameters, and these into arrays by
 ``np.load``, for every message; of a run of a hundred iterations that is a third of the time.
@@ -6,17 +6,24 @@ Flower takes a message apart into records, these into parameters, and these into
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 
+from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.failure import mark_error
+from fedkern_flwr.flower_compat import CLIENT_RAISED, config_record
 from fedkern_flwr.flower_compat import Client as FlowerClient
-from fedkern_flwr.flower_compat import config_record
 from fedkern_flwr.node.client import Client
+from fedkern_flwr.node.failures import describe_raised
 from fedkern_flwr.transport import CONFIG, PARAMETERS, REPLY, UPLOADS
 from fedkern_flwr.wire.message import array_record, read_arrays
+
+from .wrapper import Direction, WatchingGrid
 
 _LARGE = 1 << 20  # bytes
 
@@ -56,3 +63,65 @@ class DirectApp(ClientApp):
 def as_client(client: Any) -> FlowerClient:
     """Return what Flower serves for one of our clients or a ``Client``."""
     return client if isinstance(client, FlowerClient) else client.to_client()
+
+
+# -- what client code raises: class, text and place, once, on any engine
+
+logger = logging.getLogger("fedkern_flwr")
+
+
+class ReportingApp(ClientApp):
+    """Answers what another app raises as an error that tells where, for :class:`ReportingGrid`.
+
+    An error of ours is told in its own words. Of anything else the first line of the answer is the
+    class, which strategies read; the others are for whoever runs the simulation. Flower's engine
+    logs nothing of an error that is answered, but four times one that is raised.
+
+    Parameters
+    ----------
+    app : ClientApp
+    """
+
+    def __init__(self, app: ClientApp) -> None:
+        super().__init__()
+        self.app = app
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Let the app answer."""
+        party = f"partition {context.node_config.get('partition-id', '?')}"
+        try:
+            return self.app(message, context)
+        except FedKernError as error:
+            reason = str(error)
+            if reason != mark_error(reason):  # it was raised outside the client's answer
+                place = "" if error.party else f"{party}: "
+                reason = mark_error(f"{type(error).__name__}: {place}{reason}")
+        except MemoryError as error:  # where it was raised is of no use
+            reason = mark_error(f"MemoryError\n{party} raised MemoryError: {error}")
+        except Exception as error:
+            told = describe_raised(error, text=True)
+            reason = mark_error(f"{type(error).__name__}\n{party} raised {told}")
+        return Message(Error(code=CLIENT_RAISED, reason=reason), reply_to=message)
+
+
+class ReportingGrid(WatchingGrid):
+    """Logs what :class:`ReportingApp` tells, once for all nodes that raise at the same place.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid of an engine.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid)
+        self._seen: set[tuple[str, ...]] = set()
+
+    def watch(self, direction: Direction, message: Message) -> None:
+        """Log a reply that tells of an exception."""
+        if direction == "up" and message.has_error():
+            kind, _, told = (message.error.reason or "").partition("\n")
+            place = (kind, *(s for s in told.splitlines() if s.startswith("  File ")))
+            if kind == mark_error(kind) and told and place not in self._seen:
+                self._seen.add(place)
+                logger.error("%s", told)

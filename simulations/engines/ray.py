@@ -20,8 +20,7 @@ from fedkern_flwr.errors import EngineError
 from fedkern_flwr.flower_compat import set_telemetry
 from fedkern_flwr.guard.policy import SIMULATION
 
-from .client_errors import ReportingApp
-from .direct import DirectApp
+from .direct import DirectApp, ReportingApp
 from .ray_cluster import address_of, check_ray_address, joined, scratch_folder
 
 ENVIRONMENT = {

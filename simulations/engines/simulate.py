@@ -16,12 +16,12 @@ from fedkern_flwr.options import check_choice
 from fedkern_flwr.progress import Listener, listening
 
 from .audit import Audit, AuditingGrid
-from .client_errors import ReportingApp, ReportingGrid
+from .direct import ReportingApp, ReportingGrid
 from .faults import FaultyGrid, Plan
 from .in_process import InProcessGrid
 from .ray import Clients, run_on_ray, served
 from .ray_cluster import check_ray_address
-from .transcript import RecordingGrid, Transcript
+from .wrapper import RecordingGrid, Transcript
 
 Engine = Literal["in-process", "ray"]
 AnyStrategy = TypeVar("AnyStrategy", bound=Strategy)

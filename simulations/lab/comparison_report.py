@@ -23,11 +23,9 @@ from .comparison import (
     pair_rows,
     table_rows,
 )
-from .figures import across_of, figures_of
-from .paper_figures import HEADINGS, count_misses, paper_figures
+from .figures import ACROSS, FIGURES
+from .findings import HEADINGS, READING, count_misses, paper_figures, seen_tables, verdict
 from .presets import PAPERS, Preset, Section
-from .seen_tables import READING, seen_tables
-from .verdict import verdict
 
 _COUNTED = (
     "Counted on the data set that a table names. On the others the same methods show the same "
@@ -143,7 +141,7 @@ def _blocks(
             blocks += _results(folder, chosen, comparison, styles)
         for name in section.across:
             stem = folder / _slug(f"{section.title} {name}")
-            blocks.append(across_of(section.family)[name](own, stem, styles))
+            blocks.append(ACROSS[name](own, stem, styles))
         shown = [column for one in own for column in columns_of(one, wide=True).values()]
         _define(reading, section, shown)
         labels = [entry[0] for entry in section.entries]
@@ -198,7 +196,7 @@ def _results(
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / _slug(dataset)
     for name in section.figures:
-        blocks.append(figures_of(section.family)[name](comparison, stem, styles))
+        blocks.append(FIGURES[name](comparison, stem, styles))
     blocks += columns_table(comparison.columns, dataset)
     if comparison.notes:
         blocks.append(TextBlock(f"Notes on {dataset}", list(comparison.notes)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,60 +15,10 @@ from ..run.drawing import Style
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_error_boxes", "plot_error_panels", "plot_error_time"]
-
 _LOG_TIME, _LOG_ERROR = 20.0, 5.0  # ratios of largest to smallest from which axes are logarithmic
 _LEAST_SECONDS = 1e-4  # shorter times are drawn as this
 _POINT, _DOT = 8.5, 3.4  # points
 _WHISKER = 1.5  # interquartile ranges
-
-
-def plot_error_time(
-    curves: Mapping[str, Sequence[tuple[float, float, float]]],
-    path: Path,
-    *,
-    title: str,
-    ylabel: str,
-    xlabel: str = "training time (s)",
-    styles: Mapping[str, Style] | None = None,
-) -> Path:
-    """Draw test errors against the training time, or another cost.
-
-    A series of several points is a curve with a band of one standard deviation; a series of one is
-    a marker with an error bar: a method that has no error before it has ended.
-
-    Parameters
-    ----------
-    curves : mapping of str to sequence of (float, float, float)
-        Per method ``(cost, mean, std)``, in any order. Points without a finite mean are left
-        out; a standard deviation that is not finite counts as none.
-    path : Path
-        Where to write; the suffix does not matter.
-    title : str
-        Title of the figure.
-    ylabel : str
-        What the error is, with its unit.
-    xlabel : str
-        What the cost is, with its unit.
-    styles : mapping of str to Style, optional (default: None)
-        Look of the methods; ``None`` gives them by order.
-
-    Returns
-    -------
-    Path
-        The PNG.
-
-    Raises
-    ------
-    OptionError
-        If matplotlib is not installed.
-    """
-    figure = drawing.new_figure(3.2)
-    looks = drawing.complete_styles(styles, curves)
-    labels = _draw_errors(figure.add_subplot(), curves, looks)
-    drawing.finish_axes(figure.axes[0], title, xlabel, ylabel)
-    drawing.legend_below(figure, labels, looks)
-    return drawing.save_figure(figure, path)
 
 
 def plot_error_panels(
@@ -77,15 +26,20 @@ def plot_error_panels(
     path: Path,
     *,
     ylabel: str,
-    xlabel: str,
+    xlabel: str = "training time (s)",
     styles: Mapping[str, Style] | None = None,
 ) -> Path:
-    """Draw a panel like :func:`plot_error_time` per data set, two in a row, with one legend.
+    """Draw test errors against the training time, or another cost: a panel per data set.
+
+    A series of several points is a curve with a band of one standard deviation; a series of one is
+    a marker with an error bar: a method that has no error before it has ended.
 
     Parameters
     ----------
     panels : mapping of str to mapping
-        Per data set the ``curves`` of :func:`plot_error_time`.
+        Per title, per method ``(cost, mean, std)`` in any order. Points without a finite mean are
+        left out; a standard deviation that is not finite counts as none. Two panels are in a row,
+        with one legend.
     path : Path
         Where to write; the suffix does not matter.
     ylabel, xlabel : str
@@ -103,16 +57,18 @@ def plot_error_panels(
     OptionError
         If matplotlib is not installed.
     """
+    wide = min(len(panels), 2)
     rows = -(-len(panels) // 2)
-    figure = drawing.new_figure(1.75 * rows)
+    figure = drawing.new_figure(1.75 * rows if wide > 1 else 3.2)
     names = dict.fromkeys(name for curves in panels.values() for name in curves)
-    looks = drawing.complete_styles(styles, names)
+    looks, drawn = drawing.complete_styles(styles, names), set[str]()
     for place, (title, curves) in enumerate(panels.items(), 1):
-        axes = figure.add_subplot(rows, 2, place)
-        _draw_errors(axes, curves, looks)
-        last, first = place > len(panels) - 2, place % 2
+        axes = figure.add_subplot(rows, wide, place)
+        drawn |= _draw_errors(axes, curves, looks)
+        last, first = place > len(panels) - wide, wide == 1 or place % 2
         drawing.finish_axes(axes, title, xlabel if last else "", ylabel if first else "")
-    drawing.legend_below(figure, {name: drawing.clean_name(name) for name in names}, looks)
+    labels = {n: drawing.clean_name(n) + ("" if n in drawn else " (n/a)") for n in names}
+    drawing.legend_below(figure, labels, looks)
     return drawing.save_figure(figure, path)
 
 
@@ -120,52 +76,40 @@ def _draw_errors(
     axes: Axes,
     curves: Mapping[str, Sequence[tuple[float, float, float]]],
     looks: Mapping[str, Style],
-) -> dict[str, str]:
-    """Draw curves and markers; return what the legend calls them."""
-    labels, times, errors = {}, [], []
+) -> set[str]:
+    """Draw curves and markers; return what has any."""
+    drawn, times, errors = set(), list[float](), list[float]()
     for name, points in curves.items():
         kept = sorted(p for p in points if math.isfinite(p[0]) and math.isfinite(p[1]))
-        labels[name] = drawing.clean_name(name) if kept else f"{drawing.clean_name(name)} (n/a)"
+        if not kept:
+            continue
+        drawn.add(name)
         xs = [max(seconds, _LEAST_SECONDS) for seconds, _, _ in kept]
         means = [mean for _, mean, _ in kept]
         stds = [std if math.isfinite(std) else 0.0 for _, _, std in kept]
         if len(kept) == 1:
-            _, *bars = axes.errorbar(
-                xs,
-                means,
-                yerr=stds if stds[0] else None,
-                color=looks[name].colour,
-                marker=looks[name].marker,
-                markersize=_POINT,
-                markeredgecolor=drawing.INK,
-                markeredgewidth=0.7,
-                elinewidth=1.1,
-                capsize=3,
-                linestyle="none",
-                zorder=3,
-                clip_on=False,
-            )
-            for part in itertools.chain(*bars):  # a log axis has no end for them
-                part.set_clip_on(True)
-        elif kept:
+            style = looks[name].line() | {"markersize": _POINT, "linestyle": "none"}
+            bars = axes.errorbar(xs, means, yerr=stds if stds[0] else None, capsize=3, **style)
+            bars[0].set(markeredgecolor=drawing.INK, markeredgewidth=0.7)
+        else:
             if any(stds):
                 low, high = np.subtract(means, stds), np.add(means, stds)
                 axes.fill_between(xs, low, high, color=looks[name].colour, alpha=0.16, linewidth=0)
             drawing.draw_line(axes, xs, means, looks[name])
         times += xs
         errors += means
-    if times:
-        drawing.scale_x(axes, times, log_from=_LOG_TIME)
-        least, most = min(errors), max(errors)
-        if least > 0 and most > _LOG_ERROR * least:
-            axes.set_yscale("log", nonpositive="clip")
-            axes.set_ylim(least / 1.3, most * 1.3)
-            drawing.ticks_of_log(axes.yaxis, least, most)
-        else:
-            axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
-    else:
+    if not times:
         drawing.say_no_data(axes)
-    return labels
+        return drawn
+    drawing.scale_x(axes, times, log_from=_LOG_TIME)
+    least, most = min(errors), max(errors)
+    if least > 0 and most > _LOG_ERROR * least:
+        axes.set_yscale("log", nonpositive="clip")
+        axes.set_ylim(least / 1.3, most * 1.3)
+        drawing.ticks_of_log(axes.yaxis, least, most)
+    else:
+        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
+    return drawn
 
 
 def plot_error_boxes(

@@ -19,7 +19,7 @@ from fedkern_flwr.reporting import RunFacts
 
 from ...strategies import Method
 from ..engines import Audit, DropOut, Engine, SimulationStep, simulate_all
-from ..engines.delays import first_fault
+from ..engines.faults import first_fault
 from ..run.data import Prepared
 from ..run.entries import Entry, draw_label
 from ..run.provenance import code_digest

@@ -16,7 +16,7 @@ from fedkern_flwr.judging.figures import in_units
 
 from ... import strategies
 from ...strategies import HierarchicalSVM, Method
-from ..engines.delays import DelayLaw
+from ..engines.faults import DelayLaw
 from ..run import plots
 from ..run.format import figure
 from ..run.options import METHOD, PARTIES, Option

@@ -16,8 +16,7 @@ from fedkern_flwr.tables.table import Table, how_many
 
 from ...clients import SVMClient
 from ...strategies import HierarchicalSVM, Method
-from ..engines.delays import DelayLaw, GroupDelays
-from ..engines.faults import Plan
+from ..engines.faults import DelayLaw, GroupDelays, Plan
 from ..run.random_labels import RANDOM_LABELS, random_labels
 from ..run.splits import split_rows
 from .clients import KeptTable, TableClients

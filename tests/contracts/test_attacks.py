@@ -22,8 +22,8 @@ from fedkern_flwr.kernels.random_features import SEED_BYTES, draw_directions
 from fedkern_flwr.secure_sum import party, running_sum
 from fedkern_flwr.simulations.attacks import audit, fdskl, fed_cg, hierarchical_svm, pof_mkl
 from fedkern_flwr.simulations.attacks.audit import ATTACKS, METHODS, attacks_on
-from fedkern_flwr.simulations.attacks.budget_cases import CASES
-from fedkern_flwr.simulations.attacks.table import Attack, Seen
+from fedkern_flwr.simulations.attacks.budgets import CASES
+from fedkern_flwr.simulations.attacks.seen import Attack, Seen
 from fedkern_flwr.simulations.cli.main import run
 
 *ROWS, BUDGETS = ATTACKS  # of the last see tests/core/test_privacy.py

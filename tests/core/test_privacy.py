@@ -39,8 +39,17 @@ from fedkern_flwr.privacy.noise import bessel, reach
 from fedkern_flwr.secure_aggregation.averages import TRAIN_SUM
 from fedkern_flwr.secure_aggregation.clipping import Clip, NoisyMeans
 from fedkern_flwr.simulations.attacks import budgets
-from fedkern_flwr.simulations.attacks.budget_cases import ALL, CASES, signed, tables_of
-from fedkern_flwr.simulations.attacks.budgets import WIDTH, Audited, Case, Record, audit_epsilon
+from fedkern_flwr.simulations.attacks.budgets import (
+    ALL,
+    CASES,
+    WIDTH,
+    Audited,
+    Case,
+    Record,
+    audit_epsilon,
+    signed,
+    tables_of,
+)
 
 # -- the noise, which cannot be seeded: what is random here fails once in 10^9 runs
 

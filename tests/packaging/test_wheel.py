@@ -39,6 +39,8 @@ def test_wheel_holds_one_package_with_every_module(wheel):
             inner = source.relative_to(ROOT / folder)
             assert f"fedkern_flwr/{prefix}{inner.as_posix()}" in names
     assert "fedkern_flwr/py.typed" in names
+    for data in (ROOT / "simulations").glob("*/*.toml"):  # tables of papers and of attacks
+        assert f"fedkern_flwr/{data.relative_to(ROOT)}" in names
     for file in (ROOT / "simulations/apps").glob("*/*.*"):
         if "__pycache__" not in file.parts:
             assert f"fedkern_flwr/{file.relative_to(ROOT)}" in names

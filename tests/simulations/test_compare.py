@@ -29,13 +29,12 @@ from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.cli import compare as command
 from fedkern_flwr.simulations.lab.comparison import plan, pooled_labels
-from fedkern_flwr.simulations.lab.figures import figures_of
-from fedkern_flwr.simulations.lab.presets import NAMES, PAPERS, Preset, Section, own_table, preset
-from fedkern_flwr.simulations.lab.presets import groups as hierarchical
-from fedkern_flwr.simulations.lab.presets.demo import demo
-from fedkern_flwr.simulations.lab.presets.online import weather
+from fedkern_flwr.simulations.lab.figures import ACROSS
+from fedkern_flwr.simulations.lab.figures import FIGURES as DRAWN
+from fedkern_flwr.simulations.lab.own import own_table
+from fedkern_flwr.simulations.lab.presets import NAMES, PAPERS, Preset, Section, preset
 from fedkern_flwr.simulations.lab.references import references_of
-from fedkern_flwr.simulations.lab.references.groups import svm_columns_paper, svm_paper
+from fedkern_flwr.simulations.lab.references.papers import svm_columns_paper, svm_paper
 from fedkern_flwr.simulations.methods.gram_data import GramSettings
 from fedkern_flwr.simulations.methods.gram_learner import choose_machine
 from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
@@ -83,7 +82,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Put:
 
 def small(**changes: Any) -> Section:
     """Return two methods on the weather, three clients with five hours each."""
-    section = weather()
+    section = preset("demo").sections[0]
     data = {d: replace(s, clients=3, rounds=5) for d, s in section.data.items()}
     entries = (("POF-MKL", "pof-mkl", {"features": 4}), ("OFSKL", "ofskl", {"features": 4}))
     given = {"data": data, "entries": entries, "figures": (), "ranks": (), **changes}
@@ -185,7 +184,7 @@ def test_papers_leaves_out_what_has_no_data(put, compared, commands, in_tmp, mon
 def test_no_place_of_a_file_is_told(in_tmp: Path, put: Put, compared: Compared) -> None:
     rng, file = np.random.default_rng(0), in_tmp / "own.npz"
     np.savez(file, X=rng.random((60, 3)), y=rng.random(60))
-    usual = weather().data["NYC weather"]
+    usual = preset("demo").data["NYC weather"]
     own = replace(usual, data=str(file), split="iid", clients=3, rounds=5)
     put(1, demo=small(data={"Own": own}))
     found, _ = compared("demo", "--out", "c")
@@ -479,7 +478,32 @@ def test_fed_avg_takes_the_parties_of_the_first_method_that_has_enough() -> None
     assert dealt["FedAvg, network"] == dealt["HierarchicalSVM"]
     assert "over the parties of HierarchicalSVM" in preset.text
     assert not [text for text in left_out if text.startswith("FedAvg")]
-    assert set(section.figures) <= set(figures_of(section.family))
+    assert set(section.figures) <= set(DRAWN)
+
+
+def test_presets_name_only_what_there_is(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods, columns and plots; and each data set that may be asked for."""
+    monkeypatch.setenv("FEDKERN_DATA", str(in_tmp))
+    files = "naval ujiindoorloc beijing_prsa wec ionosphere sonar phishing a9a svmguide1 higgs"
+    for name in (*files.split(), "breast_cancer_original", "gisette"):
+        (in_tmp / f"{name}.npz").touch()
+    for name in ("u.data", "ratings.dat"):
+        (in_tmp / name).touch()
+    for name in NAMES:
+        if name == "peers":
+            continue
+        for section in preset(name).sections:
+            for dataset in section.data:
+                for label, method, _ in section.entries:
+                    own = family_with(section.settings(dataset, label))
+                    known = {cls.method for cls in own.strategies} | references_of(own).keys()
+                    assert method in known, (name, label)
+                for figures in section.paper.get(dataset, {}).values():
+                    assert figures.keys() <= {label for label, *_ in section.entries}, name
+            assert all(section.column(column).headings for column in section.columns)
+            assert set(section.figures) <= DRAWN.keys()
+            assert set(section.across) <= ACROSS.keys()
+    assert list(preset("fdskl-figure3", ("GISETTE",)).data) == ["gisette"]
 
 
 def test_a_data_set_of_a_preset_may_be_another_file(compared, commands, monkeypatch):
@@ -530,9 +554,30 @@ def datasets_of(compared: Compared) -> Datasets:
     return lambda *arguments: dict(compared(*arguments, "--out", "here")[0]["datasets"])
 
 
+def smaller(monkeypatch: pytest.MonkeyPatch, *, users: int = 100, groups: int = 100) -> None:
+    """Leave out data sets of many groups, and have fewer users."""
+
+    def made(name: str, *given: Any, **more: Any) -> Preset:
+        found = preset(name, *given, **more)
+        sections = [
+            replace(
+                section,
+                data={
+                    label: replace(one, users=min(one.users, users))
+                    for label, one in section.data.items()
+                    if one.groups <= groups or name.endswith("staleness")
+                },
+            )
+            for section in found.sections
+        ]
+        return replace(found, sections=tuple(sections))
+
+    monkeypatch.setattr(command, "preset", made)
+
+
 def test_presets_say_what_the_paper_says(small_tables: Path) -> None:
     assert set(OWN) == {f"hierarchical-{number}" for number in (*FIGURES, "table2", "table3")}
-    told = {method for section in demo(()).sections for _, method, _ in section.entries}
+    told = {method for section in preset("demo").sections for _, method, _ in section.entries}
     assert {"hierarchical-svm", "linear-svm"} <= told
     for name in OWN:
         assert preset(name).name == name
@@ -542,7 +587,7 @@ def test_presets_say_what_the_paper_says(small_tables: Path) -> None:
 
 
 def test_table2_draws_labels(small_tables: Path, monkeypatch: Any, datasets_of: Datasets) -> None:
-    monkeypatch.setattr(hierarchical, "MANY_USERS", 10)
+    smaller(monkeypatch, users=10)
     found = datasets_of("hierarchical-table2", "--rounds", "2")
     methods = found["Random labels"]["methods"]
     assert len(methods) == 3
@@ -622,15 +667,14 @@ QUICK = ("figure7",)
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in FIGURES]
 )
 def test_figures(name: str, small_tables: Path, monkeypatch: Any, datasets_of: Datasets) -> None:
-    for counts in ("_FEW_GROUPS", "_ALL_GROUPS"):
-        monkeypatch.setattr(hierarchical, counts, (2, 3))
+    smaller(monkeypatch, groups=4)
     entries, plots = FIGURES[name]
     arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "2")
     found = datasets_of(f"hierarchical-{name}", *arguments)
     for dataset in found.values():
         assert len(dataset["methods"]) == entries
     if name == "figure7":
-        assert list(found) == ["Breast cancer, 2 groups", "Breast cancer, 3 groups"]
+        assert list(found) == ["Breast cancer, 2 groups", "Breast cancer, 4 groups"]
     drawn = sorted(path.name for path in Path("here/plots").glob("*.png"))
     assert drawn == [f"breast-cancer-{plot}.png" for plot in plots]
 

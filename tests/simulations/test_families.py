@@ -21,8 +21,7 @@ from sklearn.svm import SVC
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.kernels.random_features import gaussian_frequencies
 from fedkern_flwr.simulations import DropOut, simulate
-from fedkern_flwr.simulations.engines.delays import DelayLaw, GroupDelays, first_fault
-from fedkern_flwr.simulations.engines.faults import Delivery
+from fedkern_flwr.simulations.engines.faults import DelayLaw, Delivery, GroupDelays, first_fault
 from fedkern_flwr.simulations.methods import vertical_oracle
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries
 from fedkern_flwr.simulations.methods.groups import HierarchicalFamily

@@ -26,17 +26,15 @@ from matplotlib.figure import Figure
 from refusals import refuses
 
 from fedkern_flwr.simulations.lab.comparison import Comparison
-from fedkern_flwr.simulations.lab.error_plots import plot_error_boxes, plot_error_time
-from fedkern_flwr.simulations.lab.figures.vertical import FIGURES
-from fedkern_flwr.simulations.lab.paper_figures import (
+from fedkern_flwr.simulations.lab.error_plots import plot_error_boxes, plot_error_panels
+from fedkern_flwr.simulations.lab.figures import FIGURES
+from fedkern_flwr.simulations.lab.findings import (
     HEADINGS,
     PaperFigure,
     count_misses,
     paper_figures,
 )
 from fedkern_flwr.simulations.lab.presets import PAPERS, preset
-from fedkern_flwr.simulations.lab.presets.hybrid import hospitals
-from fedkern_flwr.simulations.lab.presets.online import weather
 from fedkern_flwr.simulations.lab.topologies import direct_seconds, relayed_seconds
 from fedkern_flwr.simulations.run import drawing
 from fedkern_flwr.simulations.run.drawing import assign_styles
@@ -260,7 +258,9 @@ def test_a_run_leaves_a_page_with_its_columns_figures_and_plots(tables: Any, com
 
 
 def made(values: list[float | None], paper: float, column: str = "accuracy") -> PaperFigure:
-    section = replace(hospitals(), paper={"Breast cancer": {column: {"FedCG": paper}}})
+    section = replace(
+        preset("demo").sections[1], paper={"Breast cancer": {column: {"FedCG": paper}}}
+    )
     summaries: dict[str, Any] = {"FedCG": {"draws": {f"test_{column}": values}}}
     (found,) = paper_figures(Comparison(section, "Breast cancer", len(values), [], summaries))
     return found
@@ -498,7 +498,7 @@ def test_curves_and_single_points_are_drawn_over_time(tmp_path: Path, drawn: lis
     }
     wide = {"a": [(0.0, 50.0, 60.0), (1.0, 2.0, 3.0)], "b": [(40.0, 3.0, 0.0)]}
     for own in (curves, wide, {}, {"a": []}, {"a": [(1.0, 0.0, 0.0)]}):
-        assert_valid(plot_error_time(own, tmp_path / "t", title="", ylabel="test error (%)"))
+        assert_valid(plot_error_panels({"": own}, tmp_path / "t", ylabel="test error (%)"))
     assert [[1.0, 0.4], [2.0, 0.2]] in lines(drawn[0])
     assert [[3.0, 0.25]] in lines(drawn[0])
     scales = [(f.axes[0].get_xscale(), f.axes[0].get_yscale()) for f in drawn[:2]]
@@ -530,7 +530,7 @@ def test_classes_are_compared_by_their_share_of_errors(tmp_path: Path, drawn: li
         streaming.results.append({"metrics": right, "history": known, "seconds": 9.0})
         final.results.append({"metrics": {"test_accuracy": 0.9}, "history": [], "seconds": 5.0})
         unfinished.results.append({"metrics": {}, "history": [{"round": 1}], "seconds": 1.0})
-    made = Comparison(weather(), "Iris", 2, [streaming, final, unfinished], {}, ())
+    made = Comparison(preset("demo").sections[0], "Iris", 2, [streaming, final, unfinished], {}, ())
     for name in ("error-time", "errors-box"):
         block = FIGURES[name](made, tmp_path / "iris", {})
         assert (tmp_path / f"iris-{name}.png").is_file()

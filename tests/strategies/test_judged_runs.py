@@ -34,7 +34,7 @@ from fedkern_flwr.kernels.random_features import feature_map
 from fedkern_flwr.method import Ask, MethodClient, PrivateMethod, Sum, answers, contributes
 from fedkern_flwr.privacy.accounting import check_accountant
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
-from fedkern_flwr.simulations.attacks.buckets import named_rows
+from fedkern_flwr.simulations.attacks.held_out import named_rows
 from fedkern_flwr.simulations.methods.experiment import run_entries
 from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.simulations.run.entries import Entry

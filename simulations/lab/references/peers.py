@@ -22,7 +22,7 @@ from ...engines import simulate
 from ...methods.pooled import PooledSplit, error_of
 from ...methods.references import FED_AVG
 from ...run.entries import Outcome
-from .vertical import Progress, fit
+from .tables import Progress, fit
 
 Floats = NDArray[np.float64]
 Network = dict[str, Floats]

@@ -1,8 +1,8 @@
-"""Methods on pooled data to compare with: LIBSVM, a linear model, boosting and DSG.
+"""Methods on pooled data that every table is compared with, and what parties have alone.
 
-They stand for what the paper on FDSKL compares with: LIBSVM and DSG as they are, a linear model
-for FD-SVRG, and gradient boosting of trees for SecureBoost, which loses nothing by its encryption.
-Each returns metrics of the held-out rows, and a history whose rows have ``test_error`` and the
+LIBSVM and DSG stand as they are for what the paper on FDSKL compares with, a linear model for
+FD-SVRG, and gradient boosting of trees for SecureBoost, which loses nothing by its encryption. Each
+returns metrics of the held-out rows, and a history whose rows have ``test_error`` and the
 ``seconds`` of training, on one thread; those of cross-validation are the metric
 ``tuning_seconds``.
 """
@@ -13,36 +13,26 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.alignment import hash_ids, sort_order
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.kernels.random_features import draw_directions, draw_offsets
-from fedkern_flwr.options import check_choice
-from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.vertical.phase_training import fit as fit_phases
-from fedkern_flwr.vertical.phase_training import minimise
-from fedkern_flwr.vertical.phases import outputs
+from fedkern_flwr.solvers.losses import Loss
+from fedkern_flwr.vertical.phases import draw_batch, new_coefficients
 
-from ...methods.clients import alignment_key
 from ...methods.pooled import PooledSplit, error_of
-from ...methods.vertical_data import frequency_seed
-from ...papers.fdskl import add_phases, draw_trees
-from ...run.entries import Outcome, Reference
-from ..topologies import tree_steps
-from .dsg import dsg
-
-__all__ = ["PooledSplit", "boosting", "dsg", "fit", "kernel_ridge", "linear", "svc"]
+from ...methods.references import ALONE
+from ...run.entries import Outcome, Reference, mean
 
 Progress = Callable[[int, int], None]
-LinearLoss = Literal["square", "logistic", "squared-hinge"]
+Floats = NDArray[np.float64]
 
 _TUNING_ROWS, _FOLDS = 3000, 5
 _COSTS = (1.0, 10.0, 100.0)
@@ -50,6 +40,11 @@ _WIDTHS = (0.25, 1.0, 4.0)  # times 1 / (d Var x), the default of scikit-learn
 _WIDE = (*_WIDTHS, 1e-1, 1e-2, 1e-3)  # of equal ones the first is taken
 _REGULARIZATIONS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 _TUBE = 0.01  # errors of SVR that cost nothing, in units of labels scaled to [-1, 1]
+_BATCH, _DIRECTIONS, _LAMBDA, _EVALUATIONS = 64, 16, 1e-4, 50  # of DSG
+_CHUNK = 1 << 14  # angles made at once: they stay in the processor's cache
+# Multiplications of a product that is too small for threads of BLAS, which would spin on for a
+# while and keep others from their work.
+_PRODUCT, _FEWEST = 1 << 18, 64
 
 
 def svc(
@@ -93,7 +88,6 @@ def svc(
     ------
     OptionError, TableError
     """
-    _check_positive(C=C, gamma=gamma, max_rows=max_rows)
     pooled.check()
     widths = _widths(pooled, wide) if gamma is None else [gamma]
     grid = _grid(C=_COSTS if C is None else [C], gamma=widths)
@@ -106,9 +100,10 @@ def linear(
     seed: int,
     progress: Progress,
     regularization: float | None = None,
-    loss: LinearLoss | None = None,
 ) -> Outcome:
     """Train a linear model with an intercept: mean loss + lambda / 2 |w|^2.
+
+    The loss is the logistic one, as in FD-SVRG; the square for a regression.
 
     Parameters
     ----------
@@ -120,8 +115,6 @@ def linear(
         Called with steps done and steps in all.
     regularization : float, optional
         lambda; by cross-validation over 1e-5 to 1e-1 if not given.
-    loss : {"square", "logistic", "squared-hinge"}, optional
-        By default logistic, as in FD-SVRG; square for a regression.
 
     Returns
     -------
@@ -134,13 +127,9 @@ def linear(
     ------
     OptionError, TableError
     """
-    _check_positive(regularization=regularization)
-    if loss is None:
-        loss = "logistic" if pooled.classes else "square"
-    check_choice("loss", loss, get_args(LinearLoss) if pooled.classes else ("square",))
     pooled.check()
     given = _REGULARIZATIONS if regularization is None else (regularization,)
-    build = partial(_linear_model, pooled, loss)
+    build = partial(_linear_model, pooled)
     return _tuned(build, _grid(regularization=given), pooled, seed, progress)
 
 
@@ -178,7 +167,6 @@ def kernel_ridge(
     ------
     OptionError, TableError
     """
-    _check_positive(landmarks=landmarks)
     pooled.check()
     approximation, models = _scikit_learn("kernel_approximation"), _scikit_learn("linear_model")
     pipeline = _scikit_learn("pipeline")
@@ -228,86 +216,13 @@ def boosting(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
     return fit(model, pooled, np.arange(len(pooled.y)), 0, progress)
 
 
-def two_trees(
-    pooled: PooledSplit,
-    *,
-    seed: int,
-    progress: Progress,
-    parties: int,
-    gamma: float,
-    features: int,
-) -> Outcome:
-    """Train one-shot FDSKL of classes on phases that the paper's two trees have summed.
-
-    Parameters
-    ----------
-    pooled : PooledSplit
-        The data.
-    seed : int
-        Seed of directions, which are those of FDSKL with this seed, and of the trees.
-    progress : callable
-        Called with steps done and steps in all.
-    parties : int
-        How many share the columns, in order; the first has the labels.
-    gamma, features : float, int
-        Width of the Gaussian kernel, and number of directions.
-
-    Returns
-    -------
-    metrics : dict
-        Also ``regularization``, ``centralised_difference`` and, as ``costs``, the trees' steps and
-        the bytes sent.
-    history : list of dict
-        One row.
-    """
-    started = time.perf_counter()
-    columns = np.array_split(np.arange(pooled.x.shape[1]), parties)
-    secrets = [frequency_seed(seed, party) for party in range(parties)]
-    law = 0, features
-    blocks = [
-        draw_directions(secret, *law, len(own), "rbf", gamma)
-        for secret, own in zip(secrets, columns, strict=True)
-    ]
-    masks = [draw_offsets(secret, *law, "rbf", gamma) for secret in secrets]
-    trees = draw_trees(parties, 0, 1 + derive_seed(seed, "kept", 0) % (parties - 1), seed)
-    # Rows stand as FDSKL's parties announce them where the table has held-out rows of its own.
-    n, names = len(pooled.y), np.arange(len(pooled.y)).astype(str)
-    order = sort_order(hash_ids(names, alignment_key(seed), f"order {seed}"))
-    x, y = np.concatenate([pooled.x[order], pooled.x_test]), pooled.targets()[order]
-    sent: list[Any] = []
-    parts = [x[:, own] for own in columns]
-    angles = add_phases(parts, np.hstack(blocks), np.stack(masks, axis=1), trees, sent)
-    narrow, wide = (
-        Encoding.circle(bits).encode(angles.ravel(), 1, name="").reshape(angles.shape)
-        for bits in (16, 32)
-    )
-    chosen = fit_phases(
-        "smooth-hinge", narrow[:n], y, classes=len(pooled.classes), seed=seed, multiples=(1,)
-    )
-    exact = minimise("smooth-hinge", wide[:n], y, chosen.regularization)
-    scores = outputs(narrow[n:], chosen.weights)
-    metrics = pooled.judge(scores)
-    size = sum(array.nbytes for *_, array in sent)
-    steps = sum(len(tree_steps(workers)) for workers in (parties, parties - 1))
-    seconds = time.perf_counter() - started
-    progress(1, 1)
-    return {
-        **metrics,
-        "regularization": chosen.regularization,
-        "centralised_difference": float(np.abs(outputs(wide[n:], exact) - scores).max()),
-        "costs": {"exchanges": steps, "bytes_up": size, "bytes_down": size},
-        "server_sees": ["nothing: the parties send to each other"],
-    }, [{"round": 1, "test_error": error_of(metrics), "seconds": seconds}]
-
-
 def simple(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
     """Train :func:`linear` or :func:`svc`, whichever is better in cross-validation."""
-    linear_loss: LinearLoss = "logistic" if pooled.classes else "square"
 
     def build(rows: int, **choice: float) -> Any:
         if "gamma" in choice:
             return _machine(pooled, rows, **choice)
-        return _linear_model(pooled, linear_loss, rows, **choice)
+        return _linear_model(pooled, rows, **choice)
 
     grid = [*_grid(regularization=_REGULARIZATIONS), *_grid(C=_COSTS, gamma=_widths(pooled))]
     return _tuned(build, grid, pooled, seed, progress)
@@ -320,15 +235,11 @@ def _machine(pooled: PooledSplit, _: int, **choice: float) -> Any:
     return svm.SVR(**choice, epsilon=_TUBE, cache_size=500)
 
 
-def _linear_model(pooled: PooledSplit, loss: LinearLoss, rows: int, regularization: float) -> Any:
+def _linear_model(pooled: PooledSplit, rows: int, regularization: float) -> Any:
     models = _scikit_learn("linear_model")
-    if loss == "logistic":
+    if pooled.classes:
         return models.LogisticRegression(C=1.0 / (rows * regularization), max_iter=1000)
-    if loss == "squared-hinge":  # LIBLINEAR minimises C sum L + |w|^2 / 2
-        cost = 1.0 / (rows * regularization)
-        return _scikit_learn("svm").LinearSVC(C=cost, dual=False, max_iter=5000)
-    ridge = models.RidgeClassifier if pooled.classes else models.Ridge
-    return ridge(alpha=0.5 * rows * regularization)
+    return models.Ridge(alpha=0.5 * rows * regularization)
 
 
 def _widths(pooled: PooledSplit, wide: bool = False) -> list[float]:
@@ -439,14 +350,6 @@ def _state(seed: int, purpose: str) -> int:
     return derive_seed(seed, purpose) % 2**32
 
 
-def _check_positive(**options: float | None) -> None:
-    for name, value in options.items():
-        if value is not None and not (np.isfinite(value) and value > 0):
-            raise OptionError(
-                f"{name} is {value:g}", remedy="use a positive number", code="FK-OPTION-RANGE"
-            )
-
-
 def _scikit_learn(module: str) -> Any:
     try:
         return import_module(f"sklearn.{module}")
@@ -458,11 +361,216 @@ def _scikit_learn(module: str) -> Any:
         ) from None
 
 
-#: The references of families of vertical methods.
-VERTICAL: Mapping[str, Reference] = {
+# -- doubly stochastic gradients
+
+
+@np.errstate(over="ignore", invalid="ignore")  # that it diverges is said in one line
+def dsg(
+    pooled: PooledSplit,
+    *,
+    seed: int,
+    progress: Progress,
+    rounds: int = 500,
+    step: float = 0.1,
+    loss: Loss = "square",
+    gamma: float = 1.0,
+) -> Outcome:
+    """Train by doubly stochastic gradients, the pooled twin of FDSKL (Dai et al., NeurIPS 2014).
+
+    The model is f(x) = sum_j alpha_j phi_j(x) with phi_j(x) = sqrt(2) cos(omega_j^T x + b_j).
+    Iteration t draws a batch of 64 rows and r = 16 new directions of the Gaussian kernel, and
+
+        alpha_new = -(step / r) mean over the batch of L'(f(x), y) phi_new(x),
+        alpha_old = (1 - step lambda) alpha_old,        lambda = 1e-4.
+
+    The coefficients are needed nowhere but in f. So the outputs of all rows that a later batch will
+    ask for are kept up to date instead, and no cosine is made twice: at most n r of them per
+    iteration, where the sum itself takes 64 r t.
+
+    Parameters
+    ----------
+    pooled : PooledSplit
+        The data.
+    seed : int
+        Seed of batches, which are those of FDSKL with this seed, and of directions.
+    progress : callable
+        Called with iterations done and iterations in all.
+    rounds : int (default: 500)
+        Iterations.
+    step : float (default: 0.1)
+        The square loss needs a step of at most about 2 / r; the others stand larger ones.
+    loss : {"square", "logistic", "smooth-hinge"} (default: "square")
+        L.
+    gamma : float (default: 1.0)
+        Of the kernel exp(-gamma |x - x'|^2), in units of features scaled to [0, 1].
+
+    Returns
+    -------
+    metrics : dict
+        See :meth:`PooledSplit.judge`.
+    history : list of dict
+        At 50 iterations ``round``, ``test_error`` and ``seconds`` of training so far, without those
+        of evaluations.
+
+    Raises
+    ------
+    OptionError
+        It diverges.
+    """
+    pooled.check()
+    rng = np.random.default_rng(derive_seed(seed, "pooled directions"))
+    marks = set(np.linspace(0, rounds, min(_EVALUATIONS, rounds) + 1).astype(int)[1:].tolist())
+    test = np.zeros((len(pooled.x_test), pooled.targets().shape[1]))
+    started, seconds = time.perf_counter(), 0.0
+    rows = _Rows(pooled, seed, rounds)
+    metrics: dict[str, float] = {}
+    history = []
+    for t in range(1, rounds + 1):
+        omega = np.sqrt(2.0 * gamma) * rng.standard_normal((pooled.x.shape[1], _DIRECTIONS))
+        offsets = rng.uniform(0.0, 2.0 * np.pi, _DIRECTIONS)
+        x, outputs_of, targets = rows.batch(t)
+        alpha = new_coefficients(loss, outputs_of, targets, _features(x, omega, offsets), step)
+        later = rows.needed_after(t)
+        rows.outputs[:later] *= 1.0 - step * _LAMBDA
+        _add(rows.outputs[:later], rows.x, omega, offsets, alpha)
+        seconds += time.perf_counter() - started
+        test *= 1.0 - step * _LAMBDA
+        _add(test, pooled.x_test, omega, offsets, alpha)
+        if t in marks:
+            if not np.isfinite(test).all():
+                raise OptionError(
+                    f"DSG diverges at step {step:g}",
+                    remedy="use a smaller step",
+                    code="FK-RUN-DIVERGED",
+                )
+            metrics = pooled.judge(test)
+            history.append({"round": t, "test_error": error_of(metrics), "seconds": seconds})
+            progress(t, rounds)
+        started = time.perf_counter()
+    return dict(metrics), history
+
+
+class _Rows:
+    """Training rows and their outputs, those that are needed longest first.
+
+    Parameters
+    ----------
+    pooled : PooledSplit
+    seed : int
+        Of the batches.
+    rounds : int
+        Number of batches.
+    """
+
+    def __init__(self, pooled: PooledSplit, seed: int, rounds: int) -> None:
+        n = len(pooled.y)
+        drawn = np.stack([draw_batch(seed, t, n, _BATCH) for t in range(1, rounds + 1)])
+        last = np.zeros(n, np.intp)  # iteration that asks for a row last
+        np.maximum.at(last, drawn, np.arange(1, rounds + 1)[:, None])
+        order = np.argsort(-last, kind="stable")
+        place = np.empty(n, np.intp)
+        place[order] = np.arange(n)
+        self._batches, self._last = place[drawn], -last[order]
+        self.x, self._targets = pooled.x[order], pooled.targets()[order]
+        self.outputs = np.zeros(self._targets.shape)
+
+    def batch(self, t: int) -> tuple[Floats, Floats, Floats]:
+        """Return rows, outputs and targets of a batch."""
+        mine = self._batches[t - 1]
+        return self.x[mine], self.outputs[mine], self._targets[mine]
+
+    def needed_after(self, t: int) -> int:
+        """Return how many rows, from the first, a later batch asks for."""
+        return int(np.searchsorted(self._last, -t))
+
+
+def _features(x: Floats, omega: Floats, offsets: Floats) -> NDArray[np.float32]:
+    """Return sqrt(2) cos(omega^T x + b), shape (n, r)."""
+    turns = (x @ omega + offsets) / (2.0 * np.pi)
+    turns -= np.rint(turns)  # large angles are too coarse in float32
+    angles = (2.0 * np.pi * turns).astype(np.float32)
+    return np.asarray(np.float32(np.sqrt(2.0)) * np.cos(angles))
+
+
+def _add(outputs: Floats, x: Floats, omega: Floats, offsets: Floats, alpha: Floats) -> None:
+    """Add what some directions contribute to the outputs of the first rows."""
+    d, directions = omega.shape
+    size = max(1, min(_CHUNK, max(_PRODUCT // d, _FEWEST * directions)) // directions)
+    for start in range(0, len(outputs), size):
+        part = slice(start, min(start + size, len(outputs)))
+        outputs[part] += _features(x[part], omega, offsets) @ alpha.astype(np.float32)
+
+
+# -- no model at all, and what parties have without each other
+
+
+def constant(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
+    """Predict the most frequent class of the training rows, or their mean.
+
+    Returns
+    -------
+    metrics : dict
+        See :meth:`PooledSplit.judge`.
+    history : list of dict
+        One row.
+    """
+    pooled.check()
+    progress(1, 1)
+    return _outcome(_constant(pooled))
+
+
+def alone(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
+    """Train a model at each party that could, on its own rows and columns.
+
+    It is logistic or ridge regression or a support vector machine, whichever is better in
+    cross-validation at the party; and no model where all its rows have one label, or it has no
+    column. All held-out rows are predicted, of which the party is given its columns.
+
+    Returns
+    -------
+    metrics : dict
+        Means over the parties, and ``parties``.
+    history : list of dict
+        One row.
+    """
+    pooled.check()
+    found = []
+    for k, (rows, columns) in enumerate(pooled.parties):
+        own = replace(
+            pooled,
+            x=pooled.x[np.ix_(rows, columns)],
+            y=pooled.y[rows],
+            x_test=pooled.x_test[:, columns],
+        )
+        if len(columns) and len(np.unique(own.y)) > 1:
+            metrics, _ = simple(own, seed=seed, progress=lambda done, total: None)
+        else:
+            metrics = _constant(own)
+        found.append(metrics)
+        progress(k + 1, len(pooled.parties))
+    judged = [name for name in found[0] if name.startswith("test_")]
+    means = {name: mean([metrics.get(name) for metrics in found]) for name in judged}
+    metrics, history = _outcome(means)
+    return {**metrics, "parties": len(found)}, history
+
+
+def _constant(pooled: PooledSplit) -> dict[str, float]:
+    values, counts = np.unique(pooled.y, return_counts=True)
+    value = values[counts.argmax()] if pooled.classes else pooled.y.mean()
+    return pooled.judge_classes(np.full(len(pooled.y_test), value))
+
+
+def _outcome(metrics: Mapping[str, float]) -> Outcome:
+    return dict(metrics), [{"round": 1, "test_error": error_of(metrics)}]
+
+
+#: The references of all families of tables.
+TABLES: Mapping[str, Reference] = {
     "svc": svc,
     "kernel-ridge": kernel_ridge,
     "linear": linear,
     "boosting": boosting,
     "dsg": dsg,
+    "constant": constant,
+    ALONE: alone,
 }

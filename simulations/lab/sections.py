@@ -1,10 +1,9 @@
-"""What a preset is, and where the data of the papers lies."""
+"""What a preset of ``fedkern compare`` is, and where its data lies."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ import numpy as np
 
 from fedkern_flwr.errors import TableError
 
-from ...engines import Engine
-from ...methods.base import Family
-from ...methods.common import Column
-from ...methods.registry import family_with
-from ...run.data import Settings
-from ...run.datasets import spelled
-from ..own_columns import OWN_COLUMNS
+from ..engines import Engine
+from ..methods.base import Family
+from ..methods.common import Column
+from ..methods.registry import family_with
+from ..run.data import Settings
+from ..run.datasets import spelled
+from .own_columns import OWN_COLUMNS
 
 DATA_FOLDER = "FEDKERN_DATA"
 
@@ -136,136 +135,72 @@ class Preset:
         return tuple(entry for section in self.sections for entry in section.entries)
 
 
-#: Makes a preset for the data sets of the paper that are asked for; all when there are none.
-Builder = Callable[[tuple[str, ...]], Preset]
-#: Makes the sections of a preset, of the data sets that are asked for.
-Sections = Callable[[tuple[str, ...]], Iterable[Section]]
+# -- where the data is
 
 
-class Presets(dict[str, Builder]):
-    """Presets by name, each declared where its sections are made."""
-
-    def add(
-        self, name: str, title: str, text: str, *, runs: int = 20
-    ) -> Callable[[Sections], Sections]:
-        """Return what makes a preset of a function that returns its sections."""
-
-        def register(sections: Sections) -> Sections:
-            self[name] = lambda datasets: Preset(name, title, text, tuple(sections(datasets)), runs)
-            return sections
-
-        return register
-
-    def each(
-        self,
-        name: str,
-        title: str,
-        text: str,
-        kept: Callable[[tuple[str, ...]], Iterable[str]],
-        *,
-        runs: int = 20,
-    ) -> Callable[[Callable[[str], Section]], None]:
-        """Return what makes a preset of a function that returns the section of one data set.
-
-        ``kept`` returns which to show of those that are asked for.
-        """
-
-        def register(section: Callable[[str], Section]) -> None:
-            self.add(name, title, text, runs=runs)(lambda asked: map(section, kept(asked)))
-
-        return register
-
-
-#: Data set -> its file in the folder, where it is not called as the data set.
-_FILES = {
-    "uji": "ujiindoorloc.npz",
-    "air": "beijing_prsa.npz",
-    "breast-cancer": "breast_cancer_original.npz",
-    "ml-100k": "ml-100k/u.data",
-    "ml-1m": "ml-1m/ratings.dat",
-}
-#: File in the folder -> the one that is read instead.
-_placed: dict[str, Path] = {}
-_read: set[str] = set()
-
-
-@contextmanager
-def placed(given: Mapping[str, str]) -> Iterator[None]:
-    """Read data sets from other files than those in the folder while the block makes a preset.
+class DataFiles:
+    """Finds data in the folder ``$FEDKERN_DATA``, or where the user says that it is.
 
     Parameters
     ----------
     given : mapping
-        Name of a data set -> file.
+        Name of a data set -> file that is read for it.
 
     Raises
     ------
     TableError
-        There is no such file, or the preset does not read it.
+        There is no such file.
     """
-    for name, text in given.items():
-        path = Path(text)
-        if not path.is_file():
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        for name, text in given.items():
+            if not Path(text).is_file():
+                raise TableError(
+                    f"{text} is not a file", remedy=f"name the file of {name}", code="FK-FILE-READ"
+                )
+        self._given = {spelled(name): Path(text).resolve() for name, text in given.items()}
+        self.unread = set(self._given)
+
+    def is_there(self, name: str, values: Mapping[str, Any]) -> bool:
+        """Tell whether an optional data set is there."""
+        try:
+            return bool(self._path(name, values))
+        except TableError:
+            return not values.get("optional")
+
+    def find(self, name: str, values: Mapping[str, Any]) -> str:
+        """Return built-in data by its name, other data by its path.
+
+        Raises
+        ------
+        TableError
+            The folder is not named, or does not hold it.
+        """
+        found = self._path(name, values)
+        self.unread.discard(spelled(name) * ("." in found))
+        return found
+
+    def _path(self, name: str, values: Mapping[str, Any]) -> str:
+        known = values["data"] if isinstance(values["data"], list) else [values["data"]]
+        if "." not in known[0]:
+            return str(known[0])
+        if spelled(name) in self._given:
+            return str(self._given[spelled(name)])
+        folder = os.environ.get(DATA_FOLDER)
+        if not folder:
             raise TableError(
-                f"{text} is not a file", remedy=f"name the file of {name}", code="FK-FILE-READ"
+                f"{DATA_FOLDER} is not set",
+                remedy=f"set it to the folder that holds {known[0]}",
+                code="FK-DATA-FOLDER",
             )
-        _placed[_FILES.get(spelled(name), f"{spelled(name)}.npz")] = path.resolve()
-    _read.clear()
-    try:
-        yield
-        if unread := _placed.keys() - _read:
+        found = next((path for file in known if (path := Path(folder, file)).is_file()), None)
+        if found is None:
             raise TableError(
-                f"the preset reads no file {min(unread)}",
-                remedy="name a data set of the preset",
-                code="FK-PRESET-DATA",
+                f"{' or '.join(known)} is not in the folder that {DATA_FOLDER} names",
+                remedy=values.get("remedy", "put it there"),
+                code="FK-DATA-MISSING",
             )
-    finally:
-        _placed.clear()
-
-
-def data_file(name: str) -> str:
-    """Return the path of a data file in the folder ``$FEDKERN_DATA``.
-
-    Raises
-    ------
-    TableError
-        The folder is not named, or holds no such file.
-    """
-    path = data_path(name)
-    if not path.is_file():
-        raise TableError(
-            f"{name} is not in the folder that {DATA_FOLDER} names",
-            remedy="put it there",
-            code="FK-DATA-MISSING",
-        )
-    return str(path)
-
-
-def is_there(name: str) -> bool:
-    """Tell whether a data file is there; not so where its folder is not named."""
-    there = name in _placed or bool(os.environ.get(DATA_FOLDER))
-    return there and data_path(name).is_file()
-
-
-def data_path(name: str) -> Path:
-    """Return where a data file belongs in the folder ``$FEDKERN_DATA``.
-
-    Raises
-    ------
-    TableError
-        The folder is not named.
-    """
-    if name in _placed:
-        _read.add(name)
-        return _placed[name]
-    folder = os.environ.get(DATA_FOLDER)
-    if not folder:
-        raise TableError(
-            f"{DATA_FOLDER} is not set",
-            remedy=f"set it to the folder that holds {name}",
-            code="FK-DATA-FOLDER",
-        )
-    return Path(folder) / name
+        return str(found)
 
 
 def choose(

@@ -13,14 +13,14 @@ from fedkern_flwr.errors import FedKernError, OptionError, TableError
 from fedkern_flwr.registered import find_method, registered
 from fedkern_flwr.tables.dialect import DIALECT
 
-from ...methods.labelled_data import LabelledSettings
-from ...methods.references import ALONE, FED_AVG
-from ...methods.registry import METHODS, family, method
-from ...methods.rows import RowSettings
-from ...run.data import Prepared, Settings
-from ...run.options import Option, options
-from ..references.peers import parties_alike
-from .base import Contender, Preset, Presets, Section, choose, data_file, is_there
+from ..methods.labelled_data import LabelledSettings
+from ..methods.references import ALONE, FED_AVG
+from ..methods.registry import METHODS, family, method
+from ..methods.rows import RowSettings
+from ..run.data import Prepared, Settings
+from ..run.options import Option, options
+from .references.peers import parties_alike
+from .sections import Contender, DataFiles, Preset, Section, choose
 
 #: Methods that learn from rows with labels and are judged on rows held out, by default all.
 METHODS_OF_TABLES = tuple(m for m in METHODS if issubclass(family(m).settings, LabelledSettings))
@@ -288,54 +288,38 @@ _TABLES = {
 }
 _MOST_ROWS = 1000
 
-PRESETS = Presets()
 
-
-def _kept(datasets: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the data sets asked for; else the built-in ones, and the others that are there."""
-    there = (n for n, (data, _) in _TABLES.items() if not data.endswith(".npz") or is_there(data))
-    return choose(datasets, _TABLES, there)
-
-
-@PRESETS.add(
-    "peers",
-    "Eight tables: our methods beside what one would use instead",
-    f"At most {_MOST_ROWS:,} rows to learn from, the same for all, and others in every run; 30 % "
-    "of the rows are held out, of large tables some 2,000. All methods have their defaults and "
-    "parties of their own: FedCG two hospitals and two centres, FDSKL and Secure Gram four owners "
-    "of columns, HierarchicalSVM and FedAvg twenty users with rows. Pooled models see all columns "
-    "of all rows, width and penalty by cross-validation on the rows to learn from; Nyström ridge "
-    "has 500 landmarks, boosting its defaults. FedAvg is Flower's own, 50 rounds with secure "
-    "means. A party alone: the mean over the parties of a method that could learn from what they "
-    "have.",
-    runs=10,
-)
-def _eight_tables(datasets: tuple[str, ...]) -> list[Section]:
-    sections = {name: _own_section(name) for name in _kept(datasets)}
-    first = next(iter(sections.values()))
-    data: dict[str, Settings] = {}
-    dealt: dict[str, Mapping[str, Settings]] = {}
-    for name, own in sections.items():
-        ((stem, settings),) = own.data.items()
-        data[name], dealt[name] = settings, own.dealt[stem]
-    return [
-        replace(
-            first,
-            data=data,
-            dealt=dealt,
-            figures=("errors-box",),
-            title="Eight tables",
-            across=("errors-exchanges", "errors-bytes"),
-        )
-    ]
-
-
-def _own_section(name: str) -> Section:
-    """Return the comparison on one of them."""
-    data, share = _TABLES[name]
-    values: dict[str, Any] = {"test_size": share, "train_rows": _MOST_ROWS}
-    values["data"] = data_file(data) if data.endswith(".npz") else data
-    return own_table(values, [])[0].sections[0]
+def eight_tables(datasets: tuple[str, ...], place: DataFiles) -> Preset:
+    """Return the preset ``peers``, of the tables asked for, else of those that are there."""
+    known = {name: {"data": data, "optional": True} for name, (data, _) in _TABLES.items()}
+    kept = choose(datasets, known, [n for n, own in known.items() if place.is_there(n, own)])
+    sections = {}
+    for name in kept:
+        values = {"test_size": _TABLES[name][1], "train_rows": _MOST_ROWS}
+        own, _ = own_table({**values, "data": place.find(name, known[name])}, [])
+        sections[name] = own.sections[0]
+    made = replace(
+        sections[kept[0]],  # methods and columns are those of all
+        data={name: next(iter(own.data.values())) for name, own in sections.items()},
+        dealt={name: next(iter(own.dealt.values())) for name, own in sections.items()},
+        figures=("errors-box",),
+        title="Eight tables",
+        across=("errors-exchanges", "errors-bytes"),
+    )
+    return Preset(
+        "peers",
+        "Eight tables: our methods beside what one would use instead",
+        f"At most {_MOST_ROWS:,} rows to learn from, the same for all, and others in every run; "
+        "30 % of the rows are held out, of large tables some 2,000. All methods have their "
+        "defaults and parties of their own: FedCG two hospitals and two centres, FDSKL and Secure "
+        "Gram four owners of columns, HierarchicalSVM and FedAvg twenty users with rows. Pooled "
+        "models see all columns of all rows, width and penalty by cross-validation on the rows to "
+        "learn from; Nyström ridge has 500 landmarks, boosting its defaults. FedAvg is Flower's "
+        "own, 50 rounds with secure means. A party alone: the mean over the parties of a method "
+        "that could learn from what they have.",
+        (made,),
+        runs=10,
+    )
 
 
 # -- registered methods
