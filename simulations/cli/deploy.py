@@ -130,7 +130,7 @@ def _open(name: str, path: Path) -> tuple[RunFolder, dict[str, Any]]:
     return folder, config
 
 
-def _config(own: Family[Any, Any], name: str, values: dict[str, Any]) -> dict[str, Any]:
+def _config(own: Family[Any, Any, Any], name: str, values: dict[str, Any]) -> dict[str, Any]:
     defaults = {o.name: o.default for o in own.parameters()}
     if values.get("party"):  # the files say who there is
         every = own.deal_files({**defaults, **values})
@@ -165,7 +165,7 @@ def _write_nodes(
     shutil.rmtree(folder.path / "nodes", ignore_errors=True)  # of an earlier run in this folder
     for k in range(count):
         place = folder.path.resolve() / "nodes" / str(k)
-        own = secrets.replace(k, clients.named(clients.deployed(k)))
+        own = secrets.replace(k, clients.deployed(k))
         own |= {
             "id_name": config["data"].get("id_column"),
             "label_name": config["data"].get("label"),

@@ -13,7 +13,7 @@ from fedkern_flwr.fitted import PREDICTOR, load_model
 
 from ..methods.new_rows import predict_file
 from ..methods.registry import family, open_run
-from ..run.folders import FORCE, used
+from ..run.folders import FORCE, check_target, used
 from ..run.party_files import FEATURES
 from .console import Screen
 from .lazy import as_command
@@ -68,12 +68,7 @@ def predict(
     alone = path.is_file() and not of_run  # the file of save()
     run = None if alone else _open(place)
     target = Path(out) if out else _free(place / "predictions.csv", force=force)
-    if (target.exists() and not target.is_file()) or not target.resolve().parent.is_dir():
-        raise OptionError(
-            f"--out {target} cannot be written",
-            remedy="name a file in a folder",
-            code="FK-FILE-WRITE",
-        )
+    check_target(target, "--out")
     if (data is None) == (not party):
         raise OptionError(
             "new rows are in one file or in files of parties", remedy=_ROWS, code="FK-PREDICT-ROWS"

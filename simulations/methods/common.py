@@ -275,27 +275,27 @@ class Shown:
         Digits, or what writes it.
     zero : bool
         Whether zero is shown.
+    only : callable
+        Returns, given all metrics, something true where there is such a row.
     """
 
     metric: str
     text: str
     write: int | Writer = 4
     zero: bool = True
+    only: Callable[[Mapping[str, Any]], object] = lambda metrics: True
 
     def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
         """Return the row, if there is one."""
         value = metrics.get(self.metric)
         write = digits(self.write) if isinstance(self.write, int) else self.write
         here = value is not None if self.zero else bool(value)
-        return [[self.text, write(value)]] if here else []
+        return [[self.text, write(value)]] if here and self.only(metrics) else []
 
 
-class _Area(Shown):
-    """A row of the area under the curve, where bins leave it near enough."""
-
-    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
-        """Return the row, if there is one."""
-        return super().rows(metrics) if (metrics.get("test_auc_bin") or 0.0) <= _MOST_OFF else []
+def _near(metrics: Mapping[str, Any]) -> bool:
+    """Tell whether bins leave the area under the curve near enough."""
+    return (metrics.get("test_auc_bin") or 0.0) <= _MOST_OFF
 
 
 #: The accuracy without a model.
@@ -303,8 +303,8 @@ MOST_FREQUENT = Shown("test_most_frequent", "  of the most frequent class")
 #: How good classes, probabilities and sets are, beside the accuracy.
 SCORED = (
     Shown("test_balanced_accuracy", "  balanced accuracy"),
-    _Area("test_auc", "  AUC"),
-    _Area("test_auc_bin", "    may be off by, for bins", 4, zero=False),
+    Shown("test_auc", "  AUC", only=_near),
+    Shown("test_auc_bin", "    may be off by, for bins", 4, zero=False, only=_near),
     Shown("test_log_loss", "  log loss of probabilities"),
     Shown("test_log_loss_ovr", "  log loss, one class against the rest"),
     Shown("test_brier", "  Brier score"),

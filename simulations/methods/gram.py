@@ -1,12 +1,12 @@
-"""Secure Gram: exact kernels of users' ratings, or of a table whose columns parties hold."""
+"""Secure Gram for users: exact kernels of ratings, or of a table whose columns parties hold."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.gram.matrix import count_values, quantise
 from fedkern_flwr.gram.messages import disjoint_cohorts
+from fedkern_flwr.interactions import is_interactions
 from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.judging.judges import FIND_RARE
 from fedkern_flwr.nodes import logger
@@ -21,12 +22,17 @@ from fedkern_flwr.progress import part as time_of
 from fedkern_flwr.reporting import whether_converged
 from fedkern_flwr.secure_sum import check_cohort
 from fedkern_flwr.tables.dialect import DIALECT
+from fedkern_flwr.tables.table import Table, how_many
+from fedkern_flwr.vertical.parties import MissingRows
 
-from ... import strategies
+from ...clients import GramClient
 from ...strategies import FedCFK, Method, SecureGram
+from ..run.datasets import BUILTIN_INTERACTIONS
 from ..run.format import figure
 from ..run.options import RUN, Option
-from .base import Config, Family, P, S, check_rounds
+from ..run.party_files import PartyFiles
+from .base import Config, Family, Kept, P, S, check_rounds
+from .base import rows_of as rows_of_table
 from .common import (
     COSTS,
     DIFFERENCE,
@@ -39,11 +45,185 @@ from .common import (
     short,
     to_pooled,
 )
-from .gram_data import GramSettings, InstanceData, prepare_gram
+from .dealt_data import DealtData, DealtTable
 from .gram_learner import Learner, Machine, choose_machine
+from .labelled_data import LabelledSettings
 from .new_rows import Parts
-from .rating_data import RatingData, rows_of
+from .rating_data import RatingColumns, RatingData, RatingSettings, rows_of
 
+Floats = NDArray[np.float64]
+_PARTIES = 4
+
+
+@dataclass(frozen=True)
+class GramSettings(RatingColumns, LabelledSettings):
+    """Which table or ratings are used, and who gets which columns or users.
+
+    A table's columns are dealt to 4 clients by default.
+
+    Attributes
+    ----------
+    data : str
+        Ratings (built-in, u.data, ratings.dat, .inter, or a table with --user and --item), or a
+        table (built-in, .npz, .csv, .tsv, .parquet).
+    missing : {"encode", "error", "drop-row"}
+        Rows of a table that lack a value (encode: the median, and a column that says so).
+    task : {"auto", "classification", "regression"}
+        What a table's labels are.
+    party : tuple of str
+        File of a node, once for each, instead of --data; FILE:features if its label is not used.
+    """
+
+    holding = "columns"
+
+    test_size: float = 0.25
+    missing: Literal["encode", MissingRows] = "error"
+
+    @property
+    def rates(self) -> bool:
+        """Whether the data are ratings."""
+        named = self.user is not None or self.item is not None
+        if self.party:
+            return named or is_interactions(self.party[0])
+        return named or self.data in BUILTIN_INTERACTIONS or is_interactions(self.data)
+
+    def of_files(self) -> dict[str, Any]:
+        """Return the number of parties or nodes."""
+        return self.ratings().of_files() if self.rates else super().of_files()
+
+    @classmethod
+    def counted(cls, files: PartyFiles) -> dict[str, Any]:
+        """Return how many parties have columns."""
+        return {"clients": sum(map(bool, files.blocks))}
+
+    def describe(self) -> str:
+        """Return who gets what, for the caption of a table."""
+        return self.ratings().describe() if self.rates else f"{self.clients or _PARTIES} parties"
+
+    def ratings(self) -> RatingSettings:
+        """Return the settings for ratings: nothing is held out."""
+        names = {f.name for f in fields(RatingSettings)} & {f.name for f in fields(self)}
+        return RatingSettings(**{**{n: getattr(self, n) for n in names}, "test_size": 0.0})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Instances(DealtTable):
+    """One split of a table.
+
+    Attributes
+    ----------
+    raw : ndarray, shape (n, d), or None
+        Features as they are, if all are numbers.
+    parts : tuple of ndarray
+        Columns of each party.
+    encoding : str
+        What is summed, see :meth:`features`.
+    """
+
+    raw: Floats | None
+    parts: tuple[NDArray[np.intp], ...]
+    encoding: str = "fixed-point"
+
+    def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
+        """Return all rows and the columns of each party, as if each had the labels."""
+        return [(np.ones_like(self.train), part) for part in self.parts]
+
+    def node(self, seed: int, partition: int) -> dict[str, Any]:
+        """Return the columns of a node."""
+        return {"x": self.features(self.encoding)[:, self.parts[partition]].T}
+
+    def features(self, encoding: str) -> Floats:
+        """Return what is summed: whole numbers as they are, or scaled features.
+
+        Raises
+        ------
+        TableError
+            They are to be whole numbers, and the table has others.
+        """
+        if encoding != "counts":
+            return self.x
+        if self.raw is None:
+            raise TableError(
+                "counts are whole numbers, the table has text, dates or booleans",
+                remedy="use --encoding fixed-point",
+                code="FK-VALUES-COUNTS",
+            )
+        return self.raw
+
+
+class InstanceData(DealtData[GramSettings, Instances]):
+    """A table whose columns are dealt to parties.
+
+    Parameters
+    ----------
+    settings : GramSettings
+
+    Raises
+    ------
+    TableError, OptionError
+        The table cannot be used, or there are too few columns to deal.
+    """
+
+    client = GramClient
+
+    def __init__(self, settings: GramSettings) -> None:
+        for name in ("users_per_client", "min_rating", "rating", "time"):
+            if getattr(settings, name) is not None:
+                raise OptionError(
+                    f"{name.replace('_', '-')} is for ratings, {settings.data} is a table",
+                    remedy="leave it out, or name the columns of ratings with --user and --item",
+                    code="FK-DATA-OPTION",
+                )
+        super().__init__(settings)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of parties."""
+        return self.settings.clients or _PARTIES
+
+    def dealt_to(self, strategy: Method) -> Instances:
+        """Return the split of a run, as the encoding of its strategy has it."""
+        assert isinstance(strategy, SecureGram)
+        dealt = super().dealt_to(strategy)
+        dealt.features(strategy.encoding)  # refuses what are no counts
+        return replace(dealt, encoding=strategy.encoding)
+
+    def variant(self, strategy: Method) -> tuple[Hashable, ...]:
+        """Return what the clients depend on: what is summed and how, and the split."""
+        assert isinstance(strategy, SecureGram)
+        seed = strategy.seed if self.settings.resplit else 0
+        return strategy.encoding, seed
+
+    def start(self) -> dict[str, Any]:
+        """Return the number of rounds."""
+        return {"num_rounds": self.settings.rounds or 1}
+
+    def facts(self) -> dict[str, Any]:
+        """Return who got which columns, and how many rows there are."""
+        first = self.split(self.settings.seed)
+        return {**super().facts(), "columns": first.names(first.parts)}
+
+    def deal(self, found: DealtTable, table: Table, seed: int) -> Instances:
+        """Deal the columns to the parties."""
+        columns, parties = found.width, self.num_clients
+        files = self.settings.files
+        parts = None if files is None else [p for p in files.parts(found.source_names) if len(p)]
+        if not 2 <= parties <= columns:
+            raise OptionError(
+                f"{how_many(columns, 'column')} cannot be dealt to {parties} clients",
+                remedy=f"use 2 to {columns} clients",
+                code="FK-COLUMNS-FEW",
+            )
+        raw = None if table.kinds else table.x[:, found.scaling["sources"]]
+        return Instances(**vars(found), raw=raw, parts=tuple(parts or found.share(parties)))
+
+
+def prepare_gram(settings: GramSettings) -> RatingData | InstanceData:
+    """Load ratings or a table."""
+    return RatingData(settings.ratings()) if settings.rates else InstanceData(settings)
+
+
+G = TypeVar("G", bound=SecureGram)
 COLUMNS_READ = ("user", "item", "rating")  # of a file of users to recommend to
 _COLUMNS = {
     "accuracy": accuracy(4),
@@ -64,7 +244,7 @@ _COLUMNS = {
 }
 
 
-class MatrixFamily(Family[S, P]):
+class MatrixFamily(Family[G, S, P]):
     """Methods that sum matrices of products."""
 
     data = "nyc-flights"
@@ -90,8 +270,7 @@ class MatrixFamily(Family[S, P]):
         OptionError, SmallCohortError
         """
         super().check_data(config, prepared)
-        strategy = self._strategy(config["method"])(**config["options"])
-        assert isinstance(strategy, SecureGram)
+        strategy = self.strategy(config)
         if prepared.num_clients < 2:
             raise OptionError(
                 "a single client has nobody to sum with",
@@ -107,9 +286,8 @@ class MatrixFamily(Family[S, P]):
         for members in cohorts:
             check_cohort(len(members), strategy.threshold, strategy.min_cohort)
 
-    def outcome(self, strategy: Method) -> dict[str, Any]:
+    def outcome(self, strategy: G) -> dict[str, Any]:
         """Return how many nodes were summed."""
-        assert isinstance(strategy, SecureGram)
         return {"survivors": len(strategy.survivors_)}
 
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
@@ -123,11 +301,11 @@ class MatrixFamily(Family[S, P]):
         ]
 
 
-class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
+class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceData]):
     """Secure Gram."""
 
-    strategies = (strategies.SecureGram,)
-    settings = GramSettings
+    strategies = (SecureGram,)
+    settings, makes = GramSettings, staticmethod(prepare_gram)
     run_options = ("learner", "cost", "class_weight", "level")
     draws = "runs"
     afterwards = "training on the kernel"
@@ -184,7 +362,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         OptionError, TableError
         """
         super().check_data(config, prepared)
-        strategy = SecureGram(**config["options"])
+        strategy = self.strategy(config)
         if isinstance(prepared, RatingData):
             refuse_options_of_tables(config)
         if isinstance(prepared, InstanceData):
@@ -202,32 +380,21 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
                 code="FK-DATA-OPTION",
             )
 
-    def prepare(self, settings: GramSettings) -> RatingData | InstanceData:
-        """Load ratings or a table and deal it."""
-        return prepare_gram(settings)
-
     def measure(
-        self, strategy: Method, prepared: RatingData | InstanceData, config: Config
+        self, strategy: SecureGram, prepared: RatingData | InstanceData, config: Config
     ) -> dict[str, Any]:
         """Return the error of K, and how good a machine on the kernel of a table is."""
-        assert isinstance(strategy, SecureGram)
         check = self.checks_pooled(prepared, config)
         if isinstance(prepared, RatingData):
             return {"max_abs_error": ratings_error(strategy, prepared)} if check else {}
         return judge_table(strategy, prepared, config, check=check)
 
     def whole_model(
-        self,
-        strategy: Method,
-        prepared: RatingData | InstanceData,
-        config: Config,
-        state_dir: Path,
-        metrics: Config,
+        self, strategy: SecureGram, prepared: RatingData | InstanceData, kept: Kept
     ) -> Parts | None:
         """Return what predicts rows in one place; nothing does where all are of one class."""
-        assert isinstance(strategy, SecureGram)
         assert isinstance(prepared, InstanceData)
-        return whole_model(strategy, prepared, config, metrics)
+        return whole_model(strategy, prepared, kept.config, kept.metrics)
 
     def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
         """Return why there are no labels to predict, or no sums of new rows with others."""
@@ -239,8 +406,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         """Return the numbers of nodes, users and items, or of rows."""
         if "users" in facts:
             return f"{facts['users']} users on {facts['clients']} nodes, {facts['items']} items"
-        rows = f"{facts['rows']} training and {facts['held_out_rows']} held-out rows"
-        return f"{facts['clients']} parties, {rows}"
+        return f"{facts['clients']} parties, {rows_of_table(facts)}"
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return what a node sent, and what the server saw."""

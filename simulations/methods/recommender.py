@@ -23,15 +23,15 @@ from fedkern_flwr.gram.recommenders import (
 from fedkern_flwr.interactions import has_header, load_interactions
 from fedkern_flwr.tables.table import listing
 
-from ... import strategies
-from ...strategies import FedCFK, Method
-from .base import Config
+from ...strategies import FedCFK
+from .base import Config, chosen
 from .common import COSTS, DIFFERENCE, Column, Shown, digits, drawn, metric, range_cells, to_pooled
 from .gram import COLUMNS_READ, MatrixFamily
 from .new_rows import SavedRun, Target
 from .rating_data import RatingData, RatingSettings, rows_of
 from .recommender_oracle import BASELINES, COVERAGE, likes, pooled_kernel, rank_all
 
+_TOP = 100
 _COLUMNS = {
     "auc": Column(
         ("AUC", "range"),
@@ -76,11 +76,11 @@ _COLUMNS = {
 }
 
 
-class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
+class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
     """FedCFK."""
 
-    strategies = (strategies.FedCFK,)
-    settings = RatingSettings
+    strategies = (FedCFK,)
+    settings, makes = RatingSettings, RatingData
     left_out = "they rated no item of the kernel"
     draws = "repetitions"
     app, deployable = "fed_cfk", ("fed-cfk",)
@@ -106,16 +106,11 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         """Deal the users to the nodes."""
         return {"clients": nodes, "users_per_client": None}
 
-    def prepare(self, settings: RatingSettings) -> RatingData:
-        """Load the ratings and hold some out."""
-        return RatingData(settings)
-
-    def measure(self, strategy: Method, prepared: RatingData, config: Config) -> dict[str, Any]:
+    def measure(self, strategy: FedCFK, prepared: RatingData, config: Config) -> dict[str, Any]:
         """Return the difference from the learner on the same users' pooled data, and baselines.
 
         The most popular items are always ranked: a run says if it is no better than they are.
         """
-        assert isinstance(strategy, FedCFK)
         guessed = strategy.metrics_.get("auc", 1.0) <= 0.5
         simple = {"no_better_than": "items in any order"} if guessed else {}
         pooled, parts = prepared.split(strategy.seed or 0), prepared.parts
@@ -124,7 +119,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         given = strategy.regularization or REGULARIZATION[strategy.learner]
         start = strategy.recommender(kernel, given)
 
-        def chosen(node: int) -> Recommender:
+        def learned(node: int) -> Recommender:
             if not strategy.tunes:
                 return start
             own = [likes(pooled.train, u) for u in rows_of(parts, [node]).tolist()]
@@ -132,7 +127,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
 
         found, check = dict[str, Any](), self.checks_pooled(prepared, config)
         if check:
-            judged = [(chosen(node), rows_of(parts, [node])) for node in strategy.judged_]
+            judged = [(learned(node), rows_of(parts, [node])) for node in strategy.judged_]
             ranked = rank_all(judged, pooled)
             if not ranked:
                 return simple
@@ -150,11 +145,9 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             simple = {"no_better_than": "the most popular items"}
         return {**found, **simple}
 
-    def outcome(self, strategy: Method) -> dict[str, Any]:
+    def outcome(self, strategy: FedCFK) -> dict[str, Any]:
         """Return how many nodes were summed, and the lambda that was chosen."""
-        assert isinstance(strategy, FedCFK)
-        tuned = {"tuned": strategy.tuned_} if strategy.tuned_ else {}
-        return {**super().outcome(strategy), **tuned}
+        return {**super().outcome(strategy), **chosen(strategy)}
 
     def predict(
         self,
@@ -203,9 +196,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         """
         if not isinstance(data, Path):
             raise OptionError(
-                "new ratings are in one file",
-                remedy="name it with --data",
-                code="FK-PREDICT-ROWS",
+                "new ratings are in one file", remedy="name it with --data", code="FK-PREDICT-ROWS"
             )
         if id_column is not None:
             raise OptionError(
@@ -279,6 +270,3 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of users, items and nodes."""
         return f"{facts['users']} users on {facts['clients']} nodes, {facts['items']} items"
-
-
-_TOP = 100

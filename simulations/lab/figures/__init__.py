@@ -17,7 +17,7 @@ from .common import DrawAcross, DrawFigure, traffic
 from .costs import ACROSS, COSTS
 
 _OF_TABLES = {"errors-box": vertical.FIGURES["errors-box"], "bytes": traffic, **COSTS}
-_FIGURES: dict[type[Family[Any, Any]], Mapping[str, DrawFigure]] = {
+_FIGURES: dict[type[Family[Any, Any, Any]], Mapping[str, DrawFigure]] = {
     OnlineFamily: online.FIGURES,
     HybridFamily: {**_OF_TABLES, **hybrid.FIGURES},
     VerticalFamily: vertical.FIGURES,
@@ -25,18 +25,18 @@ _FIGURES: dict[type[Family[Any, Any]], Mapping[str, DrawFigure]] = {
     RecommenderFamily: recommender.FIGURES,
     HierarchicalFamily: {**_OF_TABLES, **groups.FIGURES},
 }
-_ACROSS: dict[type[Family[Any, Any]], Mapping[str, DrawAcross]] = {
+_ACROSS: dict[type[Family[Any, Any, Any]], Mapping[str, DrawAcross]] = {
     HybridFamily: ACROSS,
     VerticalFamily: vertical.ACROSS,
     HierarchicalFamily: groups.ACROSS,
 }
 
 
-def figures_of(family: Family[Any, Any]) -> Mapping[str, DrawFigure]:
+def figures_of(family: Family[Any, Any, Any]) -> Mapping[str, DrawFigure]:
     """Return the figures that show a comparison on one data set."""
     return _FIGURES.get(type(family), {})
 
 
-def across_of(family: Family[Any, Any]) -> Mapping[str, DrawAcross]:
+def across_of(family: Family[Any, Any, Any]) -> Mapping[str, DrawAcross]:
     """Return the figures over the comparisons of a section on several data sets."""
     return _ACROSS.get(type(family), {})

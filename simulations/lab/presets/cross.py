@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...methods.gram_data import GramSettings
-from ...methods.groups_settings import HierarchicalSettings
-from ...methods.hybrid_data import HybridSettings
-from ...methods.vertical_data import VerticalSettings
+from ...methods.gram import GramSettings
+from ...methods.groups import HierarchicalSettings
+from ...methods.hybrid import HybridSettings
+from ...methods.vertical import VerticalSettings
 from ...run.data import Settings
 from .base import Contender, Presets, Section, choose, data_file, is_there
 

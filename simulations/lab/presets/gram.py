@@ -14,7 +14,7 @@ from typing import Any
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.gram.recommenders import LEARNERS
 
-from ...methods.gram_data import GramSettings
+from ...methods.gram import GramSettings
 from ...methods.rating_data import RatingSettings
 from .base import Presets, Section, choose, data_path, is_there
 

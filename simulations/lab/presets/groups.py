@@ -15,7 +15,7 @@ from typing import Any
 
 from fedkern_flwr.errors import TableError
 
-from ...methods.groups_settings import HierarchicalSettings
+from ...methods.groups import HierarchicalSettings
 from ...run.random_labels import RANDOM_LABELS
 from .base import Contender, Presets, Section, choose, data_file, is_there
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ...methods.hybrid_data import HybridSettings
+from ...methods.hybrid import HybridSettings
 from .base import Contender, Presets, Section, choose, data_file
 
 # name -> (data, settings, lambda of the paper's programs, tolerance of Tables 2-4, of Tables 5-7)

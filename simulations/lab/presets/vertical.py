@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from ...methods.gram_data import GramSettings
+from ...methods.gram import GramSettings
 from ...methods.references import TWO_TREES
-from ...methods.vertical_data import VerticalSettings
+from ...methods.vertical import VerticalSettings
 from .base import Contender, Presets, Section, choose, data_file, is_there
 
 # name -> (data, settings, width of streaming and DSG)

@@ -31,7 +31,7 @@ _TABLES: Mapping[str, Reference] = {
     **PEERS,
 }
 
-REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
+REFERENCES: dict[type[Family[Any, Any, Any]], Mapping[str, Reference]] = {
     HybridFamily: {**HYBRID, **_TABLES},
     VerticalFamily: {TWO_TREES: vertical.two_trees, **_TABLES},
     GramFamily: _TABLES,
@@ -40,6 +40,6 @@ REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
 }
 
 
-def references_of(family: Family[Any, Any]) -> Mapping[str, Reference]:
+def references_of(family: Family[Any, Any, Any]) -> Mapping[str, Reference]:
     """Return the methods by name that a family's are compared with."""
     return REFERENCES.get(type(family), {})

@@ -12,8 +12,7 @@ from fedkern_flwr.groups.consensus import Coordinates
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.dual_subspace import LabelOwner, objective
 
-from ...methods.groups import DEFAULT_ROUNDS
-from ...methods.groups_data import GroupedSplit
+from ...methods.groups import DEFAULT_ROUNDS, GroupedSplit
 from ...methods.groups_oracle import pooled_optimum
 from ...papers import hierarchical_svm as paper
 from ...run.entries import Outcome, Reference

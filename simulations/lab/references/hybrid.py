@@ -14,7 +14,7 @@ from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.least_squares import Penalty, solve_equations
 
 from ...attacks.edm_completion import reconstruction_errors
-from ...methods.hybrid_data import HybridSplit
+from ...methods.hybrid import HybridSplit
 from ...methods.hybrid_oracle import block_landmarks
 from ...papers.fedcg import SERVER, Hospital, build_kernel, chain, naive, sample_landmarks
 from ...run.entries import Outcome, Reference

@@ -31,9 +31,8 @@ from fedkern_flwr.vertical.phase_training import fit as fit_phases
 from fedkern_flwr.vertical.phase_training import minimise
 from fedkern_flwr.vertical.phases import outputs
 
-from ...methods.clients import alignment_key
+from ...methods.dealt_data import alignment_key, frequency_seed
 from ...methods.pooled import PooledSplit, error_of
-from ...methods.vertical_data import frequency_seed
 from ...papers.fdskl import add_phases, draw_trees
 from ...run.entries import Outcome, Reference
 from ..topologies import tree_steps
