@@ -31,18 +31,8 @@ from .options import by_method
 from .run import all_notes, held_out_plots, prepare_data, run_options, save_result
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
-_OF_SIMULATIONS = (
-    "engine",
-    "ray_address",
-    "explain_columns",
-    "check_pooled",
-    "track",
-    "drop",
-    "runs",
-    "resplit",
-    "hindsight",
-    "delay",
-)
+_OF_SIMULATIONS = {"engine", "ray_address", "explain_columns", "check_pooled", "track", "drop"}
+_OF_SIMULATIONS |= {"runs", "resplit", "hindsight", "delay"}
 _ENGINE, _SERVER_LOG = "deployment", "server.log"
 _WRITTEN = ("predictions", "recommendations")  # files that nodes write
 _LONGEST = 7 * 86400.0  # seconds of a run; its own time-outs end it before
@@ -64,7 +54,7 @@ DEPLOYABLE = tuple(name for own in families() for name in own.deployable)
 def deploy_options(name: str) -> list[Option]:
     """Return the options of a deployment: those of a run that apply, and its own."""
     own = family(name)
-    hidden = (*_OF_SIMULATIONS, *own.dealt_by_nodes, *own.run_options)
+    hidden = {*_OF_SIMULATIONS, *own.dealt_by_nodes, *own.run_options}
     shown = [o for o in run_options(name) if o.name not in hidden]
     usual = own.deployed_defaults
     return [replace(o, default=usual.get(o.name, o.default)) for o in shown] + list(_OWN)

@@ -198,17 +198,8 @@ def summarise(entry: Entry) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions of what a run depends on."""
     found = {"python": platform.python_version(), "platform": sys.platform}
-    for package in (
-        "fedkern-flwr",
-        "flwr",
-        "numpy",
-        "scipy",
-        "scikit-learn",
-        "cryptography",
-        "ray",
-        "xgboost",
-        "xgboost-cpu",
-    ):
+    packages = "fedkern-flwr flwr numpy scipy scikit-learn cryptography ray xgboost xgboost-cpu"
+    for package in packages.split():
         try:
             found[package] = version(package)
         except PackageNotFoundError:

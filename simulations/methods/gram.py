@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -12,14 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.gram.matrix import count_values, quantise
+from fedkern_flwr.gram.matrix import count_values
 from fedkern_flwr.gram.messages import disjoint_cohorts
 from fedkern_flwr.interactions import is_interactions
-from fedkern_flwr.judging.figures import in_units
-from fedkern_flwr.judging.judges import FIND_RARE
-from fedkern_flwr.nodes import logger
-from fedkern_flwr.progress import part as time_of
-from fedkern_flwr.reporting import whether_converged
 from fedkern_flwr.secure_sum import check_cohort
 from fedkern_flwr.tables.dialect import DIALECT
 from fedkern_flwr.tables.table import Table, how_many
@@ -31,22 +25,11 @@ from ..run.datasets import BUILTIN_INTERACTIONS
 from ..run.format import figure
 from ..run.options import RUN, Option
 from ..run.party_files import PartyFiles
+from . import common
 from .base import Config, Family, Kept, P, S, check_rounds
 from .base import rows_of as rows_of_table
-from .common import (
-    COSTS,
-    DIFFERENCE,
-    JUDGED,
-    Shown,
-    accuracy,
-    metric,
-    rmse,
-    scientific,
-    short,
-    to_pooled,
-)
 from .dealt_data import DealtData, DealtTable
-from .gram_learner import Learner, Machine, choose_machine
+from .gram_learner import Coordinator, Learner
 from .labelled_data import LabelledSettings
 from .new_rows import Parts
 from .rating_data import RatingColumns, RatingData, RatingSettings, rows_of
@@ -226,21 +209,21 @@ def prepare_gram(settings: GramSettings) -> RatingData | InstanceData:
 G = TypeVar("G", bound=SecureGram)
 COLUMNS_READ = ("user", "item", "rating")  # of a file of users to recommend to
 _COLUMNS = {
-    "accuracy": accuracy(4),
-    "rmse": rmse(4),
-    "error": metric(
+    "accuracy": common.accuracy(4),
+    "rmse": common.rmse(4),
+    "error": common.metric(
         "error of K",
         "max_abs_error",
         reading="Error of K: largest difference of an entry of the Gram matrix from that of pooled "
         "data; counts are exact, features are rounded.",
         pooled=True,
     ),
-    "difference": to_pooled(
+    "difference": common.to_pooled(
         "To pooled: largest difference of an output of the machine that the coordinator trains on "
         "the kernel from that of the same machine on pooled, rounded features."
     ),
-    "items": metric("items", "items", 0),
-    **COSTS,
+    "items": common.metric("items", "items", 0),
+    **common.COSTS,
 }
 
 
@@ -313,12 +296,12 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
     columns = _COLUMNS
     usual = "clients kernel min_support learner"
     shown = (
-        *JUDGED,
-        Shown("gamma", "gamma", short),
-        Shown("cost", "C, or lambda", short),
-        DIFFERENCE,
-        Shown("max_abs_error", "largest error of K", scientific),
-        Shown("error_bound", "  bound of rounding", scientific, zero=False),
+        *common.JUDGED,
+        common.Shown("gamma", "gamma", common.short),
+        common.Shown("cost", "C, or lambda", common.short),
+        common.DIFFERENCE,
+        common.Shown("max_abs_error", "largest error of K", common.scientific),
+        common.Shown("error_bound", "  bound of rounding", common.scientific, zero=False),
     )
     own_options = (
         Option("learner", Learner, "svc", "Of a table: machine trained on the kernel.", RUN),
@@ -387,14 +370,16 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
         check = self.checks_pooled(prepared, config)
         if isinstance(prepared, RatingData):
             return {"max_abs_error": ratings_error(strategy, prepared)} if check else {}
-        return judge_table(strategy, prepared, config, check=check)
+        learner = Coordinator(strategy, prepared.split(strategy.seed or 0), config)
+        return learner.measure(prepared.pooled(strategy.seed or 0), check=check)
 
     def whole_model(
         self, strategy: SecureGram, prepared: RatingData | InstanceData, kept: Kept
     ) -> Parts | None:
         """Return what predicts rows in one place; nothing does where all are of one class."""
         assert isinstance(prepared, InstanceData)
-        return whole_model(strategy, prepared, kept.config, kept.metrics)
+        part = prepared.split(strategy.seed or 0)
+        return Coordinator(strategy, part, kept.config).whole_model(kept.metrics)
 
     def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
         """Return why there are no labels to predict, or no sums of new rows with others."""
@@ -435,25 +420,10 @@ def refuse_options_of_tables(config: Config) -> None:
 
 
 _OF_TABLES = (
-    "label",
-    "target",
-    "id_column",
-    "site_column",
+    *("label", "target", "id_column", "site_column", "use", "ignore", "common_columns"),
+    *("missing", "scaling", "categories", "task", "positive", "train_rows", "test_size"),
+    *("learner", "cost", "class_weight", "level"),
     *DIALECT,
-    "use",
-    "ignore",
-    "common_columns",
-    "missing",
-    "scaling",
-    "categories",
-    "task",
-    "positive",
-    "train_rows",
-    "test_size",
-    "learner",
-    "cost",
-    "class_weight",
-    "level",
 )
 
 
@@ -485,150 +455,3 @@ def ratings_error(strategy: SecureGram, prepared: RatingData) -> int:
     part = (pooled.train + pooled.test)[users][:, strategy.items_]
     exact = (part.T @ part).toarray()
     return int(np.abs(strategy.gram_ - exact).max())
-
-
-def judge_table(
-    strategy: SecureGram, prepared: InstanceData, config: Config, *, check: bool
-) -> dict[str, Any]:
-    """Train a machine on the kernel of a run; return its metrics, seconds and the errors.
-
-    With ``check`` the matrix and the machine are compared with those of the pooled rows.
-    """
-    seed = strategy.seed or 0
-    part = prepared.split(seed)
-    features = np.concatenate([part.parts[p] for p in strategy.survivors_])
-    x = part.features(strategy.encoding)[np.ix_(strategy.items_, features)]
-    gram, y, train = strategy.linear_, part.y[strategy.items_], part.train[strategy.items_]
-    weights = None if part.weights is None else part.weights[strategy.items_][train]
-    found: dict[str, Any] = {"error_bound": strategy.error_bound_}
-    if check:
-        found["max_abs_error"] = largest_error(gram, x)
-    if not (~train).any() or (part.classes and len(np.unique(y[train])) < 2):
-        return found
-    started = time.perf_counter()
-    own = gram[np.ix_(train, train)]
-    stopped = list[int]()
-    with time_of("train"):
-        machine = train_machine(strategy, own, y[train], weights, part.classes, config, seed)
-        outputs = predict_held_out(machine, gram, y, train, weights, stopped.append)
-    seconds = time.perf_counter() - started
-    if machine.learner == "svc":
-        text = f"the support vector machine needs more than {max(stopped, default=0):,} steps"
-        remedy = "scale the columns, leave out one of ids, or give a smaller --cost"
-        found |= whether_converged(not stopped, text, remedy)
-    if check:
-        steps = 2.0**strategy.fraction_bits
-        rounded = np.rint(x * steps) / steps
-        twin = predict_held_out(machine, rounded @ rounded.T, y, train, weights)
-        found["centralised_difference"] = float(np.abs(outputs - twin).max())
-    pooled = prepared.pooled(seed)
-    judged = pooled.judged(outputs, level=config.get("level", 0.9))
-    judged = replace(judged, weighted=bool(config.get("class_weight")))
-    metrics = judged.metrics()
-    if judged.never_found and not judged.weighted:
-        text = "Secure Gram: %d of %d classes are found in no held-out row; %s"
-        logger.warning(text, judged.never_found, judged.yard.classes, FIND_RARE)
-    width = {"gamma": machine.kernel.gamma} if machine.kernel.name in ("rbf", "poly") else {}
-    return {
-        **found,
-        **metrics,
-        **in_units(metrics, pooled.label_unit),
-        "judged": judged,
-        **width,
-        "cost": machine.cost,
-        "seconds": seconds,
-    }
-
-
-def predict_held_out(
-    machine: Machine,
-    gram: NDArray[np.float64],
-    y: NDArray[np.float64],
-    train: NDArray[np.bool_],
-    weights: NDArray[np.float64] | None,
-    stopped: Callable[[int], None] = lambda steps: None,
-) -> NDArray[np.float64]:
-    """Return the outputs of the rows held out; see :meth:`Machine.outputs`."""
-    kernel = machine.kernel.matrix(gram, machine.rows)
-    own, other = kernel[np.ix_(train, train)], kernel[np.ix_(~train, train)]
-    return machine.outputs(own, y[train], other, weights, stopped)
-
-
-def largest_error(gram: NDArray[np.float64], x: NDArray[np.float64]) -> float:
-    """Return the largest difference of a Gram matrix from that of features, block by block."""
-    worst, step = 0.0, 512
-    for start in range(0, len(x), step):
-        rows = slice(start, start + step)
-        worst = max(worst, float(np.abs(gram[rows] - x[rows] @ x.T).max()))
-    return worst
-
-
-def whole_model(
-    strategy: SecureGram,
-    prepared: InstanceData,
-    config: Mapping[str, Any],
-    chosen: Mapping[str, Any],
-) -> Parts | None:
-    """Train the machine of a run on its matrix; return it with the rows that support it.
-
-    ``chosen`` are metrics of the run: width and cost of its machine, if rows were held out to judge
-    one.
-    """
-    part, counts = prepared.split(strategy.seed or 0), strategy.encoding == "counts"
-    train = part.train[strategy.items_]
-    gram, y = strategy.linear_[np.ix_(train, train)], part.y[strategy.items_][train]
-    own = None if part.weights is None else part.weights[strategy.items_][train]
-    if part.classes and len(np.unique(y)) < 2:
-        return None
-    if "cost" in chosen:
-        kernel = strategy.dot_kernel_
-        kernel = replace(kernel, gamma=chosen.get("gamma", kernel.gamma))
-        learner = config.get("learner", "svc")
-        weighed = bool(config.get("class_weight"))
-        machine = Machine(kernel, strategy.rows_, learner, chosen["cost"], part.classes, weighed)
-    else:
-        seed = strategy.seed or 0
-        machine = train_machine(strategy, gram, y, own, part.classes, config, seed)
-    weights, bias = machine.fit(machine.kernel.matrix(gram, machine.rows), y, own)
-    used = np.concatenate([part.parts[p] for p in strategy.survivors_])
-    bits, bound = strategy.fraction_bits, strategy.bound
-    supports = (weights != 0.0).any(axis=1)
-    x = part.features(strategy.encoding)[np.ix_(strategy.items_[train][supports], used)]
-    whole = count_values(x, bound) if counts else quantise(x, bits, bound)
-    arrays = {"instances": whole * 2.0**-bits, "weights": weights[supports], "bias": bias}
-    told = {
-        "encoded": not counts,
-        "encoding": strategy.encoding,
-        "bound": bound,
-        "fraction_bits": bits,
-        "used": used.tolist(),
-        "kernel": asdict(machine.kernel),
-        "rows": machine.rows,
-        "votes": len(part.classes) if machine.learner == "svc" and len(part.classes) > 2 else 0,
-    }
-    return Parts("instances", arrays, told)
-
-
-def train_machine(
-    strategy: SecureGram,
-    gram: NDArray[np.float64],
-    y: NDArray[np.float64],
-    weights: NDArray[np.float64] | None,
-    classes: tuple[float, ...],
-    config: Mapping[str, Any],
-    seed: int,
-) -> Machine:
-    """Choose the machine that a run is asked for on the matrix of the rows to learn from."""
-    return choose_machine(
-        gram,
-        strategy.rows_,
-        y,
-        strategy.dot_kernel_,
-        classes,
-        learner=config.get("learner", "svc"),
-        gamma=strategy.gamma,
-        cost=config.get("cost"),
-        seed=seed,
-        balanced=bool(config.get("class_weight")),
-        weights=weights,
-    )

@@ -31,6 +31,7 @@ from ..run.options import METHOD, Option
 from ..run.party_files import PartyFiles
 from ..run.random_labels import RANDOM_LABELS, random_labels
 from ..run.splits import Split, split_rows
+from . import common
 from .base import (
     Config,
     Family,
@@ -41,21 +42,6 @@ from .base import (
     plot_curves,
     points_of,
     rows_of,
-)
-from .common import (
-    COSTS,
-    ERRORS,
-    ITERATIONS,
-    MOST_FREQUENT,
-    SCORED,
-    Column,
-    Shown,
-    accuracy,
-    digits,
-    metric,
-    rmse,
-    scientific,
-    to_pooled,
 )
 from .dealt_data import DealtData, DealtTable, alignment_key
 from .groups_oracle import pooled_optimum
@@ -428,15 +414,15 @@ def _of_converged(name: str) -> Callable[[Mapping[str, Any]], list[float | None]
 
 
 _COLUMNS = {
-    "accuracy": accuracy(4, paper=4),
-    "rmse": rmse(4),
-    "objective": metric("objective", "objective", 3),
-    "gap": to_pooled(
+    "accuracy": common.accuracy(4, paper=4),
+    "rmse": common.rmse(4),
+    "objective": common.metric("objective", "objective", 3),
+    "gap": common.to_pooled(
         "To pooled: objective of the model on all rows, relative to the optimum of pooled data, "
         "less 1.",
         "objective_gap",
     ),
-    "iterations": metric(
+    "iterations": common.metric(
         "iterations",
         "iterations",
         1,
@@ -445,20 +431,20 @@ _COLUMNS = {
         values=_of_converged("iterations"),
         reading="Iterations: those of the slowest group.",
     ),
-    "close": metric(
+    "close": common.metric(
         "iterations to 1e-3",
         "iterations_to_pooled",
         1,
         reading="Iterations to 1e-3: until the objective is within 0.1 % of the pooled optimum.",
         pooled=True,
     ),
-    "time": Column(
+    "time": common.Column(
         ("seconds",),
         lambda s: [figure(s["seconds"], 2)],
-        paper=digits(0),
+        paper=common.digits(0),
         values=_of_converged("seconds"),
     ),
-    "kilobytes": metric(
+    "kilobytes": common.metric(
         "KB up per user",
         "kilobytes_per_user",
         1,
@@ -466,7 +452,7 @@ _COLUMNS = {
         values=_of_converged("kilobytes_per_user"),
         reading="KB up per user: arrays that all nodes sent, divided by the number of users.",
     ),
-    **COSTS,
+    **common.COSTS,
 }
 
 
@@ -482,18 +468,18 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
     columns = _COLUMNS
     usual = "users groups partition model C class_weight"
     shown = (
-        Shown("test_accuracy", "accuracy on held-out rows"),
-        MOST_FREQUENT,
-        Shown("centralised_test_accuracy", _OPTIMUM),
-        *SCORED,
-        Shown("test_rmse", "RMSE on held-out rows"),
-        Shown("centralised_test_rmse", _OPTIMUM),
-        *ERRORS,
-        Shown("objective", "objective"),
-        Shown("centralised_objective", _OPTIMUM),
-        Shown("objective_gap", "  relative difference", scientific),
-        ITERATIONS,
-        Shown("groups_left_out", "groups left out", 0, zero=False),
+        common.Shown("test_accuracy", "accuracy on held-out rows"),
+        common.MOST_FREQUENT,
+        common.Shown("centralised_test_accuracy", _OPTIMUM),
+        *common.SCORED,
+        common.Shown("test_rmse", "RMSE on held-out rows"),
+        common.Shown("centralised_test_rmse", _OPTIMUM),
+        *common.ERRORS,
+        common.Shown("objective", "objective"),
+        common.Shown("centralised_objective", _OPTIMUM),
+        common.Shown("objective_gap", "  relative difference", common.scientific),
+        common.ITERATIONS,
+        common.Shown("groups_left_out", "groups left out", 0, zero=False),
     )
     data = "breast-cancer"
     own_options = (

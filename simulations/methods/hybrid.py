@@ -28,20 +28,8 @@ from ..run.options import PARTIES, Option
 from ..run.party_files import PartyFiles
 from ..run.splits import Split, split_rows
 from ..run.toy import three_hospitals
+from . import common
 from .base import Config, Family, Kept, chosen, plot_curves, points_of, rows_of
-from .common import (
-    COSTS,
-    DIFFERENCE,
-    ITERATIONS,
-    JUDGED,
-    Column,
-    Shown,
-    accuracy,
-    metric,
-    rmse,
-    scientific,
-    to_pooled,
-)
 from .dealt_data import DealtData, DealtTable, alignment_key
 from .hybrid_oracle import centralised_difference
 from .labelled_data import LabelledSettings, check_sites, owners
@@ -339,7 +327,7 @@ ATTACKS = {
 }
 
 
-def _stop_epoch(tolerance: str) -> Column:
+def _stop_epoch(tolerance: str) -> common.Column:
     """First iteration at which sum(r^2) is below the paper's tolerance, mean over runs."""
 
     def epochs(summary: Mapping[str, Any]) -> list[float | None]:
@@ -352,7 +340,7 @@ def _stop_epoch(tolerance: str) -> Column:
     def cells(summary: Mapping[str, Any]) -> list[str]:
         return [figure(mean(epochs(summary)), 1)]
 
-    return Column(
+    return common.Column(
         (f"epochs to {tolerance}",),
         cells,
         paper=lambda value: figure(value, 1),
@@ -364,7 +352,7 @@ def _stop_epoch(tolerance: str) -> Column:
 
 def _reconstruction(summary: Mapping[str, Any]) -> list[str]:
     found = summary["metrics"]
-    return [scientific(found.get(f"reconstruction_{name}")) for name in ATTACKS]
+    return [common.scientific(found.get(f"reconstruction_{name}")) for name in ATTACKS]
 
 
 def _server_saw(config: Mapping[str, Any]) -> str:
@@ -384,9 +372,9 @@ def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 
 _COLUMNS = {
-    "accuracy": accuracy(3),
-    "rmse": rmse(3),
-    "recall": metric(
+    "accuracy": common.accuracy(3),
+    "rmse": common.rmse(3),
+    "recall": common.metric(
         "recall",
         "test_recall",
         3,
@@ -394,21 +382,21 @@ _COLUMNS = {
         higher_is_better=True,
         reading="Recall, precision: of held-out rows, mean over the draws.",
     ),
-    "precision": metric("precision", "test_precision", 3, paper=2, higher_is_better=True),
-    "iterations": metric(
+    "precision": common.metric("precision", "test_precision", 3, paper=2, higher_is_better=True),
+    "iterations": common.metric(
         "iterations",
         "iterations",
         1,
         reading="Iterations: of conjugate gradients, 0 where the normal equations were solved.",
     ),
     **{f"stop epoch {t}": _stop_epoch(t) for t in ("1e-3", "1e-4", "1e-6")},
-    "residual": metric("residual", "residual"),
-    "difference": to_pooled(
+    "residual": common.metric("residual", "residual"),
+    "difference": common.to_pooled(
         "To pooled: largest difference of a prediction from that of the pooled solution in "
         "float64, where the labels of a regression are scaled to [-1, 1]."
     ),
-    "reconstruction": Column(tuple(ATTACKS.values()), _reconstruction),
-    **COSTS,
+    "reconstruction": common.Column(tuple(ATTACKS.values()), _reconstruction),
+    **common.COSTS,
 }
 
 
@@ -425,10 +413,12 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
     columns = _COLUMNS
     usual = "hospitals centres landmarks gamma regularization tune"
     shown = (
-        *JUDGED,
-        DIFFERENCE,
-        replace(ITERATIONS, zero=False),  # a system that is solved directly has none
-        Shown("residual", "relative residual", scientific, only=lambda m: m.get("iterations")),
+        *common.JUDGED,
+        common.DIFFERENCE,
+        replace(common.ITERATIONS, zero=False),  # a system that is solved directly has none
+        common.Shown(
+            "residual", "relative residual", common.scientific, only=lambda m: m.get("iterations")
+        ),
     )
     data = "breast-cancer"
     own_options = (

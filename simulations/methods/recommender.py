@@ -24,8 +24,8 @@ from fedkern_flwr.interactions import has_header, load_interactions
 from fedkern_flwr.tables.table import listing
 
 from ...strategies import FedCFK
+from . import common
 from .base import Config, chosen
-from .common import COSTS, DIFFERENCE, Column, Shown, digits, drawn, metric, range_cells, to_pooled
 from .gram import COLUMNS_READ, MatrixFamily
 from .new_rows import SavedRun, Target
 from .rating_data import RatingData, RatingSettings, rows_of
@@ -33,46 +33,46 @@ from .recommender_oracle import BASELINES, COVERAGE, likes, pooled_kernel, rank_
 
 _TOP = 100
 _COLUMNS = {
-    "auc": Column(
+    "auc": common.Column(
         ("AUC", "range"),
-        range_cells("auc", 3),
+        common.range_cells("auc", 3),
         rank=lambda s: -(s["metrics"].get("auc") or 0.0),
-        paper=digits(3),
-        values=drawn("auc"),
+        paper=common.digits(3),
+        values=common.drawn("auc"),
         higher_is_better=True,
         reading="AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a "
         "user has not rated before; means over users with ratings in both parts, and their range "
         "over repetitions.",
     ),
-    "ndcg": metric("nDCG@100", "ndcg@100", 3, paper=3, higher_is_better=True),
-    "recall": metric("recall@100", "recall@100", 3, paper=3, higher_is_better=True),
-    "top": Column(
+    "ndcg": common.metric("nDCG@100", "ndcg@100", 3, paper=3, higher_is_better=True),
+    "recall": common.metric("recall@100", "recall@100", 3, paper=3, higher_is_better=True),
+    "top": common.Column(
         ("nDCG@10", "recall@20"),
-        lambda s: [digits(3)(s["metrics"].get(name)) for name in ("ndcg@10", "recall@20")],
+        lambda s: [common.digits(3)(s["metrics"].get(name)) for name in ("ndcg@10", "recall@20")],
         rank=lambda s: -(s["metrics"].get("ndcg@10") or 0.0),
         higher_is_better=True,
     ),
-    "coverage": metric(
+    "coverage": common.metric(
         "coverage@10",
         COVERAGE,
         3,
         reading="Coverage: items that are among the ten best of any user, of all.",
         pooled=True,
     ),
-    "items": metric("items", "items", 0),
-    "users": metric(
+    "items": common.metric("items", "items", 0),
+    "users": common.metric(
         "users",
         "rows",
         0,
         reading="Users: those whose ratings are in the kernel; all get recommendations.",
     ),
-    "difference": to_pooled(
+    "difference": common.to_pooled(
         "To pooled: largest difference of these figures from those of the same learner on pooled "
         "data with the same users and items in the matrix."
     ),
-    "kernel-error": metric("error after the last round", "kernel_error"),
-    "exact-from": metric("exact from round", "exact_from", 0),
-    **COSTS,
+    "kernel-error": common.metric("error after the last round", "kernel_error"),
+    "exact-from": common.metric("exact from round", "exact_from", 0),
+    **common.COSTS,
 }
 
 
@@ -88,16 +88,16 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
     columns = _COLUMNS
     usual = "clients hold_out learner regularization min_support"
     shown = (
-        Shown("auc", "AUC"),
-        Shown("ndcg@100", "nDCG@100"),
-        Shown("recall@100", "recall@100"),
-        Shown("ndcg@10", "nDCG@10"),
-        Shown("popularity ndcg@10", "  of the most popular items"),
-        Shown("item-knn ndcg@10", "  of item-kNN, pooled"),
-        Shown("recall@20", "recall@20"),
-        Shown(COVERAGE, "coverage@10"),
-        Shown("evaluated_users", "users judged", 0),
-        DIFFERENCE,
+        common.Shown("auc", "AUC"),
+        common.Shown("ndcg@100", "nDCG@100"),
+        common.Shown("recall@100", "recall@100"),
+        common.Shown("ndcg@10", "nDCG@10"),
+        common.Shown("popularity ndcg@10", "  of the most popular items"),
+        common.Shown("item-knn ndcg@10", "  of item-kNN, pooled"),
+        common.Shown("recall@20", "recall@20"),
+        common.Shown(COVERAGE, "coverage@10"),
+        common.Shown("evaluated_users", "users judged", 0),
+        common.DIFFERENCE,
     )
     checked = ("centralised_difference", COVERAGE)
     seeded = "split and nodes that take part"

@@ -22,6 +22,7 @@ from ...clients import VerticalKernelClient
 from ...strategies import FDSKL
 from ..run.format import figure
 from ..run.party_files import PartyFiles
+from . import common
 from .base import (
     Config,
     Family,
@@ -30,20 +31,6 @@ from .base import (
     check_rounds,
     plot_curves,
     rows_of,
-)
-from .common import (
-    COSTS,
-    DIFFERENCE,
-    JUDGED,
-    Column,
-    Shown,
-    accuracy,
-    digits,
-    drawn,
-    metric,
-    rmse,
-    short,
-    to_pooled,
 )
 from .dealt_data import DealtData, DealtTable, alignment_key, frequency_seed
 from .labelled_data import LabelledSettings
@@ -216,22 +203,22 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
 
 
 _COLUMNS = {
-    "accuracy": accuracy(4),
-    "rmse": rmse(4),
-    "difference": to_pooled(
+    "accuracy": common.accuracy(4),
+    "rmse": common.rmse(4),
+    "difference": common.to_pooled(
         "To pooled: largest difference of a prediction from that of the same training on pooled "
         "data with the same directions, where the labels of a regression are scaled to [-1, 1]; it "
         "comes from rounding phases."
     ),
-    "gamma": metric("gamma", "gamma", short),
-    "regularization": metric("lambda", "regularization", short),
-    "minutes": Column(
+    "gamma": common.metric("gamma", "gamma", common.short),
+    "regularization": common.metric("lambda", "regularization", common.short),
+    "minutes": common.Column(
         ("minutes",),
         lambda s: [figure(s["seconds"] / 60.0, 2)],
-        paper=digits(0),
-        values=drawn("seconds", 60.0),
+        paper=common.digits(0),
+        values=common.drawn("seconds", 60.0),
     ),
-    **COSTS,
+    **common.COSTS,
 }
 
 
@@ -337,12 +324,12 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
             count = len(alpha)
             intercept = found.get("intercept", alpha[:0])
             weights.append(np.concatenate([alpha * np.sqrt(count), intercept]))
-            drawn = np.zeros((count, len(split.columns)))
+            placed = np.zeros((count, len(split.columns)))
             for party, columns in enumerate(split.parts):
                 seed = frequency_seed(strategy.seed or 0, party)
-                drawn[:, columns] = draw_directions(seed, owner, count, len(columns), *law)
+                placed[:, columns] = draw_directions(seed, owner, count, len(columns), *law)
                 offsets[party].append(draw_offsets(seed, owner, count, *law))
-            directions.append(drawn)
+            directions.append(placed)
         arrays = {
             "weights": np.concatenate(weights),
             "directions": np.concatenate(directions),
@@ -370,11 +357,11 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
         """Return how good the model is."""
         score = "accuracy" if result["config"]["classes"] else "RMSE"
         shown = (
-            *JUDGED,
-            Shown("validation_score", f"{score} in cross-validation"),
-            Shown("gamma", "gamma", short),
-            Shown("regularization", "lambda", short),
-            DIFFERENCE,
+            *common.JUDGED,
+            common.Shown("validation_score", f"{score} in cross-validation"),
+            common.Shown("gamma", "gamma", common.short),
+            common.Shown("regularization", "lambda", common.short),
+            common.DIFFERENCE,
         )
         return [row for one in shown for row in one.rows(result["metrics"])]
 

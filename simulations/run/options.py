@@ -19,17 +19,9 @@ PANELS = (DATA, PARTIES, METHOD, RUN) = ("Data", "Parties", "Method", "Engine an
 
 _OF_A_RUN = frozenset({"rounds", "resplit", "delay"})  # of the settings
 _REPEATED = frozenset({"party", "ignore", "use"})
-_OF_PARTIES = {"clients", "hospitals", "centres", "own_block", "parties", "active_parties", "users"}
-_OF_PARTIES |= {
-    "groups",
-    "group_sizes",
-    "users_per_client",
-    "sites",
-    "site_share",
-    "split",
-    "alpha",
-    "allow_single",
-}
+_OF_PARTIES = {"clients", "hospitals", "centres", "own_block", "parties", "active_parties"}
+_OF_PARTIES |= {"users", "groups", "group_sizes", "users_per_client", "sites", "site_share"}
+_OF_PARTIES |= {"split", "alpha", "allow_single"}
 _FLAGS = {"id_column": "--id", "site_column": "--site", "class_of": "--classes"}
 
 
