@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -21,16 +21,10 @@ from ..engines import DropOut
 from ..run import plots
 from ..run.data import Prepared, Settings, TableSettings, check_public, deal_files
 from ..run.entries import Entry, average, check_seed
-from ..run.options import PARTIES, RUN, Option, of_settings, options
+from ..run.options import PARTIES, Option, of_fields, of_settings, options
 from .common import (
-    CHECK_POOLED,
-    DROP,
-    ENGINE,
-    EXPLAIN,
-    RAY_ADDRESS,
-    RESULT,
-    TIMEOUT,
     Column,
+    RunOptions,
     Shown,
     budget_rows,
     class_rows,
@@ -170,21 +164,19 @@ class Family(ABC, Generic[M, S, P]):
 
     def parameters(self) -> list[Option]:
         """Return the options of a run that are not the strategy's, as the help shows them."""
-        same = f"The same as --{self.parties}."
+        same, own = f"The same as --{self.parties}.", {o.name: o for o in self.own_options}
+        texts = {"runs": self.repetitions, "seed": f"Seed of {self.seeded}."}
+        there = {
+            "check_pooled": self.checked,
+            "secure": self.always_secure or "secure" in own,
+            "explain_columns": issubclass(self.settings, TableSettings),
+        }
+        every = [own.pop(o.name, o) for o in of_fields(RunOptions) if there.get(o.name, True)]
         return [
             *of_settings(self.settings, self.data),
             *([Option("clients", int | None, None, same, PARTIES)] if self.parties else []),
-            *self.own_options,
-            Option("runs", int, 1, self.repetitions, RUN),
-            *[CHECK_POOLED][: len(self.checked)],
-            ENGINE,
-            RAY_ADDRESS,
-            *self.secure_options(),
-            Option("seed", int, 0, f"Seed of {self.seeded}.", RUN),
-            DROP,
-            TIMEOUT,
-            *[EXPLAIN][: issubclass(self.settings, TableSettings)],
-            *RESULT,
+            *own.values(),
+            *(replace(o, help=texts.get(o.name, o.help)) for o in every),
         ]
 
     def number_of_parties(self, values: Mapping[str, Any], usual: int) -> int:
@@ -207,11 +199,6 @@ class Family(ABC, Generic[M, S, P]):
     def usual_options(self, name: str) -> frozenset[str]:
         """Return the options of a method and its parties that the short help shows."""
         return frozenset(self.usual.split())
-
-    def secure_options(self) -> list[Option]:
-        """Return the option ``secure``, if there is one."""
-        what = "Secure sums: always; --no-secure is refused."
-        return [Option("secure", bool | None, None, what, RUN)] if self.always_secure else []
 
     def deal_files(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the command line with those that follow from files of parties.

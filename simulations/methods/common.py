@@ -14,9 +14,7 @@ from fedkern_flwr.plain_text import plain_line
 
 from ..engines import Engine
 from ..run.entries import Entry
-from ..run.folders import FORCE
 from ..run.format import count, figure, megabytes, size
-from ..run.options import RUN, Option
 
 Summary = Mapping[str, Any]
 _LONGEST_NAME, _MOST_ROWS = 24, 12  # of classes in a run's table
@@ -25,43 +23,57 @@ _MOST_OFF = 0.1  # an area under the curve that may be farther off says nothing
 Writer = Callable[[float | None], str]
 
 
-ENGINE = Option("engine", Engine, "in-process", "Engine.", RUN)
-RAY_ADDRESS = Option(
-    "ray_address",
-    str | None,
-    None,
-    "Engine ray: host:port of a Ray cluster that is there already, or auto (default: the "
-    "environment variable RAY_ADDRESS, else Ray is started here).",
-    RUN,
-)
-DROP = Option("drop", float, 0.0, "Probability that a client vanishes in a round.", RUN)
-TIMEOUT = Option("timeout", float, 600.0, "Seconds to wait for a round's replies.", RUN)
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a run that are neither the method's nor those of its data.
 
-CHECK_POOLED = Option(
-    "check_pooled",
-    bool | None,
-    None,
-    "Also train on the pooled rows and show the difference (default: up to 2,000 training rows).",
-    RUN,
-)
-EXPLAIN = Option(
-    "explain_columns", bool, False, "Show what became of each column.", RUN, "--explain-columns"
-)
+    Attributes
+    ----------
+    runs : int
+        What is averaged.
+    check_pooled : bool or None
+        Also train on the pooled rows and show the difference (default: up to 2,000 training rows).
+    engine : {"in-process", "ray"}
+        Engine.
+    ray_address : str or None
+        Engine ray: host:port of a Ray cluster that is there already, or auto (default: the
+        environment variable RAY_ADDRESS, else Ray is started here).
+    secure : bool or None
+        Secure sums: always; --no-secure is refused.
+    seed : int
+        Seed of all draws.
+    drop : float
+        Probability that a client vanishes in a round.
+    timeout : float
+        Seconds to wait for a round's replies.
+    explain_columns : bool
+        Show what became of each column.
+    out : str or None
+        Folder of the run.
+    force : bool
+        Replace what an earlier command left in --out.
+    json_target : str or None
+        Write the result here; - for stdout.
+    resume : str or None
+        Go on with the run in this folder; all other options are its own.
+    quiet : bool
+        Show nothing but errors.
+    """
 
-#: Where the results go.
-RESULT = (
-    Option("out", str | None, None, "Folder of the run.", RUN),
-    Option("force", bool, False, FORCE, RUN, "--force"),
-    Option("json_target", str | None, None, "Write the result here; - for stdout.", RUN, "--json"),
-    Option(
-        "resume",
-        str | None,
-        None,
-        "Go on with the run in this folder; all other options are its own.",
-        RUN,
-    ),
-    Option("quiet", bool, False, "Show nothing but errors.", RUN, "--quiet"),
-)
+    runs: int = 1
+    check_pooled: bool | None = None
+    engine: Engine = "in-process"
+    ray_address: str | None = None
+    secure: bool | None = None
+    seed: int = 0
+    drop: float = 0.0
+    timeout: float = 600.0
+    explain_columns: bool = False
+    out: str | None = None
+    force: bool = False
+    json_target: str | None = None
+    resume: str | None = None
+    quiet: bool = False
 
 
 @dataclass(frozen=True)

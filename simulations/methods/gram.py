@@ -23,7 +23,7 @@ from ...clients import GramClient
 from ...strategies import FedCFK, Method, SecureGram
 from ..run.datasets import BUILTIN_INTERACTIONS
 from ..run.format import figure
-from ..run.options import RUN, Option
+from ..run.options import of_fields
 from ..run.party_files import PartyFiles
 from . import common
 from .base import Config, Family, Kept, P, S, check_rounds
@@ -284,6 +284,28 @@ class MatrixFamily(Family[G, S, P]):
         ]
 
 
+@dataclass(frozen=True)
+class MachineOptions:
+    """What a coordinator does with the matrix of a table.
+
+    Attributes
+    ----------
+    learner : {"svc", "ridge"}
+        Of a table: machine trained on the kernel.
+    cost : float or None
+        C of svc or lambda of ridge (default: cross-validation at the coordinator).
+    class_weight : {"balanced"} or None
+        Of a table: rows of rare classes weigh more, as scikit-learn's balanced.
+    level : float
+        Of a table: of intervals and sets of classes.
+    """
+
+    learner: Learner = "svc"
+    cost: float | None = None
+    class_weight: Literal["balanced"] | None = None
+    level: float = 0.9
+
+
 class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceData]):
     """Secure Gram."""
 
@@ -303,24 +325,7 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
         common.Shown("max_abs_error", "largest error of K", common.scientific),
         common.Shown("error_bound", "  bound of rounding", common.scientific, zero=False),
     )
-    own_options = (
-        Option("learner", Learner, "svc", "Of a table: machine trained on the kernel.", RUN),
-        Option(
-            "cost",
-            float | None,
-            None,
-            "C of svc or lambda of ridge (default: cross-validation at the coordinator).",
-            RUN,
-        ),
-        Option(
-            "class_weight",
-            Literal["balanced"] | None,
-            None,
-            "Of a table: rows of rare classes weigh more, as scikit-learn's balanced.",
-            RUN,
-        ),
-        Option("level", float, 0.9, "Of a table: of intervals and sets of classes.", RUN),
-    )
+    own_options = of_fields(MachineOptions)
     seeded = "split and nodes that take part"
 
     def check(self, config: Config) -> None:

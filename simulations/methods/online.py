@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ...strategies.online import OnlineStrategy
 from ..run import plots
 from ..run.entries import Entry, average, mean
 from ..run.format import figure, milli
-from ..run.options import RUN, Option
+from ..run.options import of_fields
 from .base import Config, Family, Kept
 from .common import COSTS, Column, drawn
 from .new_rows import Parts
@@ -56,6 +57,23 @@ _COLUMNS = {
 }
 
 
+@dataclass(frozen=True)
+class OnlineOptions:
+    """Options of a run of the online methods.
+
+    Attributes
+    ----------
+    hindsight : bool
+        Also the server's regret against the best kernel in hindsight (pools the data).
+    secure : bool
+        Secure sums: the server sees sums over the clients, no client's update; costs an exchange
+        more per round, and rounds with too few clients are lost.
+    """
+
+    hindsight: bool = False
+    secure: bool = False
+
+
 class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
     """POF-MKL, POF-RLS and the methods they are compared with."""
 
@@ -77,29 +95,8 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
     columns = _COLUMNS
     usual = "clients split kernels_per_round features step_size samples_per_round"
     data = "nyc-weather"
-    own_options = (
-        Option(
-            "hindsight",
-            bool,
-            False,
-            "Also the server's regret against the best kernel in hindsight (pools the data).",
-            RUN,
-        ),
-    )
+    own_options = of_fields(OnlineOptions)
     repetitions, seeded = "Feature draws averaged.", "split and features"
-
-    def secure_options(self) -> list[Option]:
-        """Return the option of secure sums, which simulations do without by default."""
-        return [
-            Option(
-                "secure",
-                bool,
-                False,
-                "Secure sums: the server sees sums over the clients, no client's update; costs an "
-                "exchange more per round, and rounds with too few clients are lost.",
-                RUN,
-            )
-        ]
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration of a run: with a budget of privacy secure sums, no medians."""
