@@ -11,7 +11,7 @@ import typer
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.fitted import PREDICTOR, load_model
 
-from ..methods.new_rows import predict_file
+from ..methods.new_rows import NewRows
 from ..methods.registry import family, open_run
 from ..run.folders import FORCE, check_target, used
 from ..run.party_files import FEATURES
@@ -83,14 +83,10 @@ def predict(
             raise used(target)
         return target
 
-    if run is None:
-        whole = load_model(path)
-        own = family(whole.method)
-        whole = whole if client is None else whole.of_client(client)
-        made, left_out = predict_file(whole, rows, id_column, writable, **dialect)
-    else:
-        own = family(run["method"])
-        made, left_out = own.predict(place, run, rows, id_column, writable, client, **dialect)
+    new = NewRows(rows, id_column, writable, client, dialect)
+    whole = load_model(path) if run is None else None
+    own = family(run["method"] if whole is None else whole.method)
+    made, left_out = own.predict(place, run, new) if whole is None else new.predict(whole)
     note = f", {left_out} left out: {own.left_out}" if left_out else ""
     screen.result(f"{made} predictions: {target}{note}")
 

@@ -37,7 +37,7 @@ from .common import (
     unconverged_rows,
     useless_rows,
 )
-from .new_rows import Config, Parts, Target, predict_file
+from .new_rows import Config, NewRows, Parts
 
 M = TypeVar("M", bound=Method)
 S = TypeVar("S", bound=Settings)
@@ -393,16 +393,7 @@ class Family(ABC, Generic[M, S, P]):
         known = strategy.model()[1].get("calibration") or result.get("held_out", {}).get("fitted")
         return found.with_table(strategy.method, prepared.scaling_json(), config, known or ())
 
-    def predict(
-        self,
-        folder: Path,
-        config: Config,
-        data: Any,
-        id_column: str | None,
-        out: Target,
-        client: int | None = None,
-        **dialect: Any,
-    ) -> tuple[int, int]:
+    def predict(self, folder: Path, config: Config, new: NewRows) -> tuple[int, int]:
         """Predict the rows of a file with the model of a run; return (predicted, left out).
 
         Parameters
@@ -411,19 +402,8 @@ class Family(ABC, Generic[M, S, P]):
             Folder of the run.
         config : mapping
             The run's configuration.
-        data : Path, or list of several
-            Of parties. Rows with the columns of the training data; others are ignored, as is a
-            label. Values beyond the training rows' range are clipped to it.
-        id_column : str or None
-            Column of record ids; by default the run's, if it is there, else row numbers.
-        out : callable
-            Returns the CSV file that is written: id, then the predicted class and the outputs, or
-            the predicted value.
-        client : int or None
-            Of an online method: whose weights predict, by default the mean of all.
-        **dialect
-            How the file is written, see :func:`fedkern_flwr.tables.load_table`; what was said of
-            the run's table by default.
+        new : NewRows
+            What is predicted, and where it goes.
 
         Raises
         ------
@@ -446,9 +426,7 @@ class Family(ABC, Generic[M, S, P]):
                 remedy="bring back its files",
                 code="FK-MODEL-OTHER",
             )
-        if client is not None:
-            model = model.of_client(client)
-        return predict_file(model, data, id_column, out, **dialect)
+        return new.predict(model)
 
     # -- what the user sees of a run
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.errors import CheckpointError, OptionError, TableError
 from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.gram.messages import RANKING
 from fedkern_flwr.gram.recommenders import (
@@ -21,13 +21,15 @@ from fedkern_flwr.gram.recommenders import (
     write_recommendations,
 )
 from fedkern_flwr.interactions import has_header, load_interactions
+from fedkern_flwr.model_file import load_model
+from fedkern_flwr.plain_text import read_json
 from fedkern_flwr.tables.table import listing
 
 from ...strategies import FedCFK
 from . import common
 from .base import Config, chosen
 from .gram import COLUMNS_READ, MatrixFamily
-from .new_rows import SavedRun, Target
+from .new_rows import NewRows
 from .rating_data import RatingData, RatingSettings, rows_of
 from .recommender_oracle import BASELINES, COVERAGE, likes, pooled_kernel, rank_all
 
@@ -149,36 +151,13 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
         """Return how many nodes were summed, and the lambda that was chosen."""
         return {**super().outcome(strategy), **chosen(strategy)}
 
-    def predict(
-        self,
-        folder: Path,
-        config: Config,
-        data: Any,
-        id_column: str | None,
-        out: Target,
-        client: int | None = None,
-        **dialect: Any,
-    ) -> tuple[int, int]:
+    def predict(self, folder: Path, config: Config, new: NewRows) -> tuple[int, int]:
         """Recommend to the users of a file, of one or of many, with the kernel of a run.
 
         The columns are those of the run. Items that the run did not know are ignored; a warning
-        tells how many rows name them.
-
-        Parameters
-        ----------
-        folder : Path
-            Folder of the run.
-        config : mapping
-            The run's configuration.
-        data : Path
-            Ratings of the users; those of at least the run's ``min_rating`` count as positive.
-        id_column, client : None
-            There are none.
-        out : callable
-            Returns the CSV file that is written: user, rank, item and score of at most 100 items
-            that the user did not rate.
-        **dialect
-            Of tables: ratings have none.
+        tells how many rows name them. Ratings of at least the run's ``min_rating`` count as
+        positive. Written are user, rank, item and score of at most 100 items that the user did not
+        rate.
 
         Returns
         -------
@@ -190,31 +169,37 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
         TableError
             The ratings cannot be used, or nobody likes an item of the kernel.
         OptionError
-            A column of record ids is named.
+            A column of record ids, a client or a dialect of tables is named.
         CheckpointError
             The folder has no model.
         """
+        data = new.data
         if not isinstance(data, Path):
             raise OptionError(
                 "new ratings are in one file", remedy="name it with --data", code="FK-PREDICT-ROWS"
             )
-        if id_column is not None:
+        if new.id_column is not None:
             raise OptionError(
                 "ratings have no ids of records", remedy="leave out --id", code="FK-DATA-OPTION"
             )
-        if client is not None:
+        if new.client is not None:
             raise OptionError(
                 "all users of FedCFK have one kernel",
                 remedy="leave out --client",
                 code="FK-MODEL-CLIENT",
             )
-        for name, value in dialect.items():
+        for name, value in new.dialect.items():
             if value:
                 problem = f"{name} is for tables, {data.name} holds ratings"
                 raise OptionError(problem, remedy="leave it out", code="FK-DATA-OPTION")
-        run = SavedRun.open(folder, config)
-        arrays, meta, own = run.arrays, run.meta, config["data"]
-        names, items = tuple(run.scaling["items"]), arrays["items"]
+        (arrays, meta), own = load_model(folder / "model.npz", config["method"]), config["data"]
+        try:
+            scaling = read_json((folder / "scaling.json").read_text())
+        except (OSError, ValueError):
+            raise CheckpointError(
+                f"{folder} has no scaling.json", remedy="run again", code="FK-CHECKPOINT-DAMAGED"
+            ) from None
+        names, items = tuple(scaling["items"]), arrays["items"]
         run_columns = [own[n] or n for n in COLUMNS_READ if n != "rating" or own[n]]
         found = load_interactions(
             data,
@@ -264,7 +249,7 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
             )
         for note in found.notes:
             logging.getLogger("fedkern_flwr").warning(note)
-        write_recommendations(out(), lines)
+        write_recommendations(new.out(), lines)
         return made, found.users - made
 
     def size(self, facts: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.options import at_least
+from fedkern_flwr.options import at_least, check_choice
 from fedkern_flwr.tables.table import Table
 
 #: The ways to deal rows to clients.
@@ -62,12 +62,7 @@ def split_rows(
     OptionError
         If an option has a value that cannot work.
     """
-    if kind not in get_args(Split):
-        raise OptionError(
-            f"there is no split {kind!r}",
-            remedy="choose iid, site or dirichlet",
-            code="FK-OPTION-CHOICE",
-        )
+    check_choice("split", kind, get_args(Split))
     if kind == "iid":
         return split_iid(table.rows, clients, seed, rows_per_client)
     if kind == "site":
