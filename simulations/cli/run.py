@@ -23,10 +23,10 @@ from ..methods.registry import METHODS, complete_settings, family, method, open_
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
-from ..run.options import Option
+from ..run.options import Option, of_fields
 from ..run.report import REPORT, write_run_report
 from ..run.run_folder import ARTIFACTS, RunFolder
-from ..run.tracking import TRACK, Track, check_tracker, tracking
+from ..run.tracking import Track, TrackOptions, check_tracker, tracking
 from .console import Screen
 from .options import by_method
 
@@ -34,7 +34,8 @@ from .options import by_method
 def run_options(name: str) -> list[Option]:
     """Return the options of a run: those of the method, and those of its family."""
     shared = {o.name: o for o in family(name).parameters()}
-    return [*shared.values(), TRACK, *(o for o in options(method(name)) if o.name not in shared)]
+    own = (o for o in options(method(name)) if o.name not in shared)
+    return [*shared.values(), *of_fields(TrackOptions), *own]
 
 
 @ended_by_signals()

@@ -189,7 +189,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
                 else lambda strategy: {},
                 draw_done=done,
             )
-        del runs[0][0].on_round  # scikit-learn pickles estimators
+        strategy = runs[0][0]
+        del strategy.on_round  # scikit-learn pickles estimators
+        strategy.nodes.listener = None
         return runs[0]
 
     def _calibrate(self, table: Table) -> None:

@@ -24,7 +24,7 @@ from ...strategies import FedCG
 from ..run.data import hold_out
 from ..run.entries import Entry, mean
 from ..run.format import figure
-from ..run.options import PARTIES, Option
+from ..run.options import PARTIES, of_fields
 from ..run.party_files import PartyFiles
 from ..run.splits import Split, split_rows
 from ..run.toy import three_hospitals
@@ -400,6 +400,19 @@ _COLUMNS = {
 }
 
 
+@dataclass(frozen=True)
+class HybridOptions:
+    """Who takes part in a run of FedCG, told in another way.
+
+    Attributes
+    ----------
+    clients : int or None
+        Hospitals and centres together, instead of --hospitals.
+    """
+
+    clients: int | None = None
+
+
 class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
     """FedCG."""
 
@@ -421,15 +434,7 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
         ),
     )
     data = "breast-cancer"
-    own_options = (
-        Option(
-            "clients",
-            int | None,
-            None,
-            "Hospitals and centres together, instead of --hospitals.",
-            PARTIES,
-        ),
-    )
+    own_options = of_fields(HybridOptions, PARTIES)
     repetitions, seeded = "Runs averaged, each with its own landmarks.", "split and landmarks"
     always_secure = "columns of a kernel show the rows of a hospital"
 

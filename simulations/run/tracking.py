@@ -12,23 +12,28 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fedkern_flwr.errors import OptionError
 
-from .options import RUN, Option
-
 Tracker = Literal["mlflow", "tensorboard"]
 
-TRACK = Option(
-    "track",
-    Tracker | None,
-    None,
-    "Keep options, metrics and plots for a viewer: MLflow's in mlruns, TensorBoard's in the run's "
-    "folder.",
-    RUN,
-)
+
+@dataclass(frozen=True)
+class TrackOptions:
+    """Where a run is kept for a viewer.
+
+    Attributes
+    ----------
+    track : {"mlflow", "tensorboard"} or None
+        Keep options, metrics and plots for a viewer: MLflow's in mlruns, TensorBoard's in the run's
+        folder.
+    """
+
+    track: Tracker | None = None
+
 
 _BATCH, _LONGEST = 500, 500  # metrics written at once; characters of an option
 
