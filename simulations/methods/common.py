@@ -311,27 +311,27 @@ def _near(metrics: Mapping[str, Any]) -> bool:
 
 
 #: The accuracy without a model.
-MOST_FREQUENT = Shown("test_most_frequent", "  of the most frequent class")
+MOST_FREQUENT = Shown("test_most_frequent", "  majority-class baseline")
 #: How good classes, probabilities and sets are, beside the accuracy.
 SCORED = (
     Shown("test_balanced_accuracy", "  balanced accuracy"),
     Shown("test_auc", "  AUC", only=_near),
-    Shown("test_auc_bin", "    may be off by, for bins", 4, zero=False, only=_near),
+    Shown("test_auc_bin", "    binning error (at most)", 4, zero=False, only=_near),
     Shown("test_log_loss", "  log loss of probabilities"),
     Shown("test_log_loss_ovr", "  log loss, one class against the rest"),
     Shown("test_brier", "  Brier score"),
     Shown("test_brier_ovr", "  Brier score, one class against the rest"),
     Shown("test_calibration_error_before", "  calibration error before"),
     Shown("test_calibration_error", "  calibration error after"),
-    Shown("test_set_coverage", "  sets of classes hold the class"),
-    Shown("test_set_size", "    classes in a set", 2),
+    Shown("test_set_coverage", "  conformal coverage"),
+    Shown("test_set_size", "    mean set size", 2),
 )
 #: How good predicted numbers and intervals are, beside the RMSE.
 ERRORS = (
     Shown("test_mae", "  MAE"),
     Shown("test_r2", "  R2"),
-    Shown("test_interval_coverage", "  intervals hold the label"),
-    Shown("test_interval_width", "    width of an interval"),
+    Shown("test_interval_coverage", "  interval coverage"),
+    Shown("test_interval_width", "    mean interval width"),
 )
 #: How good a model is.
 JUDGED = (
@@ -343,7 +343,7 @@ JUDGED = (
     Shown("test_rmse", "RMSE on held-out rows"),
     *ERRORS,
 )
-DIFFERENCE = Shown("centralised_difference", "max. difference to itself pooled", scientific)
+DIFFERENCE = Shown("centralised_difference", "max. difference to pooled model", scientific)
 
 
 class _Iterations(Shown):
@@ -431,7 +431,7 @@ def exposed_rows(result: Summary) -> list[list[str]]:
 def failure_rows(result: Summary) -> list[list[str]]:
     """Return the row of a run's table that counts requests without an answer, if any."""
     lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
-    return [["requests not answered", str(lost)]] if lost else []
+    return [["unanswered requests", str(lost)]] if lost else []
 
 
 def noise_mark(privacy: Mapping[str, Any]) -> str:
