@@ -84,9 +84,12 @@ def predict(
         return target
 
     new = NewRows(rows, id_column, writable, client, dialect)
-    whole = load_model(path) if run is None else None
-    own = family(run["method"] if whole is None else whole.method)
-    made, left_out = own.predict(place, run, new) if whole is None else new.predict(whole)
+    if run is None:
+        whole = load_model(path)
+        own, (made, left_out) = family(whole.method), new.predict(whole)
+    else:
+        own = family(run["method"])
+        made, left_out = own.predict(place, run, new)
     note = f", {left_out} left out: {own.left_out}" if left_out else ""
     screen.result(f"{made} predictions: {target}{note}")
 

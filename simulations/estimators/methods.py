@@ -16,7 +16,18 @@ from .base import BALANCED_ALONE, REPEATED, Classifier, Federated, Regressor, We
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class _FedCG(Federated):
+class _Dealt(Federated):
+    """What the estimators of all methods take, see their pages."""
+
+    parties: int = 4
+    scaling: Scaling = "auto"
+    held_out: float = 0.0
+    options: Mapping[str, Any] | None = None
+    random_state: Any = 0
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class _FedCG(_Dealt):
     """Rows dealt to hospitals, further columns to centres.
 
     Parameters
@@ -51,7 +62,6 @@ class _FedCG(Federated):
     _method, _fixed = "fed-cg", {"allow_single": True}
     _why_parties = ", one more than centres"
 
-    parties: int = 4
     centres: int = 2
     split: Split = "iid"
     alpha: float = 0.5
@@ -60,10 +70,6 @@ class _FedCG(Federated):
     gamma: float | None = None
     regularization: float | None = None
     tune: Literal["auto", "folds", "gcv", "off"] = "auto"
-    scaling: Scaling = "auto"
-    held_out: float = 0.0
-    options: Mapping[str, Any] | None = None
-    random_state: Any = 0
 
     def _dealt(self, parties: dict[str, int], columns: int) -> dict[str, Any]:
         centres = min(self.centres, max(columns - 1, 0))
@@ -94,7 +100,7 @@ class FedCGRegressor(Regressor, _FedCG):
     __doc__ = f"Numbers by FedCG. {_FedCG.__doc__}"
 
 
-class _Columns(Federated):
+class _Columns(_Dealt):
     """A party has one column or more: of a narrow table there are fewer parties."""
 
     def _dealt(self, parties: dict[str, int], columns: int) -> dict[str, Any]:
@@ -137,16 +143,11 @@ class _FDSKL(_Columns):
 
     _method, _parties, _fixed = "fdskl", "parties", {"allow_single": True}
 
-    parties: int = 4
     features: int | None = None
     kernel: Kernel = "rbf"
     gamma: float | None = None
     regularization: float | None = None
     loss: Literal["square", "logistic", "smooth-hinge"] | None = None
-    scaling: Scaling = "auto"
-    held_out: float = 0.0
-    options: Mapping[str, Any] | None = None
-    random_state: Any = 0
 
     def _loss(self) -> str:
         return self.loss or "smooth-hinge"
@@ -203,15 +204,10 @@ class _SecureGram(_Columns):
     _method, _fixed = "secure-gram", {"encoding": "fixed-point"}
     _judged_after = True
 
-    parties: int = 4
     kernel: Literal["linear", "poly", "rbf", "cosine"] = "rbf"
     gamma: float | None = None
     cost: float | None = None
     learner: Literal["svc", "ridge"] = "svc"
-    scaling: Scaling = "auto"
-    held_out: float = 0.0
-    options: Mapping[str, Any] | None = None
-    random_state: Any = 0
 
     def _loss(self) -> str:
         return "square" if self.learner == "ridge" else "margin"
@@ -232,7 +228,7 @@ class SecureGramRegressor(Weighted, Regressor, _SecureGram):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class _Hierarchical(Federated):
+class _Hierarchical(_Dealt):
     """Rows dealt to users, users evenly and in order to groups if there are any.
 
     Parameters
@@ -260,15 +256,10 @@ class _Hierarchical(Federated):
 
     _method, _parties = "hierarchical-svm", "users"
 
-    parties: int = 4
     groups: int | None = None
     split: Split = "iid"
     alpha: float = 0.5
     C: float | None = None
-    scaling: Scaling = "auto"
-    held_out: float = 0.0
-    options: Mapping[str, Any] | None = None
-    random_state: Any = 0
 
     def _chosen(self) -> dict[str, Any]:
         return {"C": self.strategy_.result().get("tuned", {}).get("C", self.get_params()["C"])}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -37,7 +37,9 @@ from .common import (
     unconverged_rows,
     useless_rows,
 )
-from .new_rows import Config, NewRows, Parts
+from .new_rows import NewRows, Parts
+
+Config = Mapping[str, Any]
 
 M = TypeVar("M", bound=Method)
 S = TypeVar("S", bound=Settings)
@@ -134,7 +136,7 @@ class Family(ABC, Generic[M, S, P]):
 
     strategies: ClassVar[tuple[type[Method], ...]]
     settings: type[S]
-    makes: ClassVar[Callable[[Any], Any]]
+    makes: ClassVar[Any]
     data: ClassVar[str]
     own_options: ClassVar[Sequence[Option]] = ()
     repetitions: ClassVar[str]
@@ -314,7 +316,7 @@ class Family(ABC, Generic[M, S, P]):
         ------
         TableError, OptionError
         """
-        made: P = type(self).makes(settings)
+        made: P = self.makes(settings)
         return made
 
     def checks_pooled(self, prepared: P, config: Config) -> bool:
@@ -515,8 +517,10 @@ def plot_curves(
     drawn = {text: points for text, points in curves.items() if len(points) > 1}
     if not drawn:
         return {}
-    file, axes = folder / f"{name}.png", {"xlabel": "iteration", "ylabel": ylabel}
-    return {f"{name}_plot": plots.plot_sweep(drawn, file, title=title, svg=False, **axes)}
+    file = plots.plot_sweep(
+        drawn, folder / f"{name}.png", title=title, xlabel="iteration", ylabel=ylabel, svg=False
+    )
+    return {f"{name}_plot": file}
 
 
 def _training_rows(prepared: Prepared) -> int:

@@ -68,7 +68,7 @@ class NodeClients:
         Names of the rows, where a column of the table has some.
     """
 
-    kind: Callable[..., Any]
+    kind: Any
     table: Callable[[int], Mapping[str, Any]]
     options: Mapping[str, Any] = field(default_factory=dict)
     state_dir: Path | None = None
@@ -179,8 +179,10 @@ class DealtTable:
 
     def take(self, rows: NDArray[np.intp]) -> Self:
         """Return the table with some of its rows."""
-        parts = {name: getattr(self, name) for name in ("x", "y", "train", "ids", "weights")}
-        return replace(self, **{k: v if v is None else v[rows] for k, v in parts.items()})
+        names = ("x", "y", "train", "ids", "weights")
+        parts: dict[str, Any] = {name: getattr(self, name) for name in names}
+        parts = {name: part if part is None else part[rows] for name, part in parts.items()}
+        return replace(self, **parts)
 
     def pooled(self) -> PooledSplit:
         """Return it in the hands of a single owner."""

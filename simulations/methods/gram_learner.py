@@ -329,7 +329,7 @@ class Coordinator:
         """Return the features that were summed, of some rows of the matrix."""
         used = np.concatenate([self.part.parts[p] for p in self.strategy.survivors_])
         whole = self.part.features(self.strategy.encoding)
-        return whole[np.ix_(self.strategy.items_[rows], used)]
+        return np.asarray(whole[np.ix_(self.strategy.items_[rows], used)])
 
     def machine(self) -> Machine:
         """Choose the machine that the run asks for on the matrix of the rows to learn from."""

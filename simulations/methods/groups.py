@@ -328,7 +328,7 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
         """Return the split of a run in the hands of a single owner, who knows how it was dealt."""
         dealt = self.split(seed)
         holders = tuple(holder[dealt.train] for holder in dealt.holders)
-        own = {"sizes": self.sizes, "rounds": self.settings.rounds}
+        own: dict[str, Any] = {"sizes": self.sizes, "rounds": self.settings.rounds}
         return GroupedSplit(**vars(dealt.pooled()), blocks=dealt.blocks, holders=holders, **own)
 
     def facts(self) -> dict[str, Any]:
