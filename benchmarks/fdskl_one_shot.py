@@ -27,7 +27,7 @@ from rich.progress import track
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.methods.vertical_data import VerticalData, VerticalSettings
+from fedkern_flwr.simulations.methods.vertical import VerticalData, VerticalSettings
 from fedkern_flwr.simulations.run.plots import plot_sweep
 from fedkern_flwr.strategies import FDSKL
 

@@ -25,10 +25,10 @@ from fedkern_flwr.kernels.random_features import draw_directions, draw_offsets
 from fedkern_flwr.labels import decide, encode_classes
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.methods.vertical_data import (
+from fedkern_flwr.simulations.methods.dealt_data import frequency_seed
+from fedkern_flwr.simulations.methods.vertical import (
     VerticalData,
     VerticalSettings,
-    frequency_seed,
 )
 from fedkern_flwr.strategies import FDSKL
 from fedkern_flwr.vertical.phases import cosines

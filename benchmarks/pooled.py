@@ -127,7 +127,7 @@ def federated(method: str, options: dict[str, Any], path: Path, rows: int) -> Fo
     cpu, metrics = time.process_time() - started, entry.results[0]["metrics"]
     score = metrics.get("test_accuracy", metrics.get("test_r2"))
     if method == "pof-rls":
-        labels = np.concatenate([shard.y_test for shard in data.clients.shards])
+        labels = np.concatenate([shard.y_test for shard in data.shards])
         score = 1.0 - metrics["test_mse"] / float(labels.var())
     sharp = (metrics.get("test_auc_bin") or 0.0) <= MOST_OFF
     return {"score": score, "auc": metrics.get("test_auc") if sharp else None, "cpu": cpu}

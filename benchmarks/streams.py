@@ -37,7 +37,6 @@ from fedkern_flwr.simulations.methods.experiment import run_entries
 from fedkern_flwr.simulations.methods.online_data import (
     DataSettings,
     Shard,
-    StreamClients,
     Streams,
     prepare,
 )
@@ -117,12 +116,12 @@ def generated(name: str, seed: int, clients: int = 10, rounds: int = 500) -> Str
         for k in range(clients)
     )
     encoder = DataSettings(data=name).encoder(table)
-    return Streams(StreamClients(shards, columns), encoder, scaling, rounds, ())
+    return Streams(shards, columns, encoder, scaling, rounds, ())
 
 
 def rows_by_round(prepared: Streams) -> tuple[Floats, Floats]:
     """Return what the clients see, shapes (rounds, clients, d) and (rounds, clients)."""
-    shards, rounds = prepared.clients.shards, prepared.rounds
+    shards, rounds = prepared.shards, prepared.rounds
     x = np.stack([shard.x[:rounds] for shard in shards], axis=1)
     return x, np.stack([shard.y[:rounds] for shard in shards], axis=1)
 
@@ -190,7 +189,7 @@ def federated(column: str, prepared: Streams, seed: int) -> Floats:
         # the rule of counting leaves it nothing to learn from
         return np.full(6, np.nan)
     costs = [entry.results[0][name] for name in ("exchanges", "bytes_up", "bytes_down")]
-    costs = np.array(costs) / prepared.rounds / [1, *[len(prepared.clients.shards)] * 2]
+    costs = np.array(costs) / prepared.rounds / [1, *[len(prepared.shards)] * 2]
     history = {row["round"]: row["mse"] for row in entry.results[0]["history"]}
     middle = min(history, key=lambda t: abs(t - prepared.rounds / 2))  # messages may be long
     first, whole = history[middle], history[prepared.rounds]

@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,39 +24,38 @@ from ..methods.registry import complete_settings, families, family, method, open
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
-from ..run.options import RUN, Option
+from ..run.options import Option, of_fields
 from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
 from .options import by_method
 from .run import all_notes, held_out_plots, prepare_data, run_options, save_result
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
-_OF_SIMULATIONS = (
-    "engine",
-    "ray_address",
-    "explain_columns",
-    "check_pooled",
-    "track",
-    "drop",
-    "runs",
-    "resplit",
-    "hindsight",
-    "delay",
-)
+_OF_SIMULATIONS = {"engine", "ray_address", "explain_columns", "check_pooled", "track", "drop"}
+_OF_SIMULATIONS |= {"runs", "resplit", "hindsight", "delay"}
 _ENGINE, _SERVER_LOG = "deployment", "server.log"
 _WRITTEN = ("predictions", "recommendations")  # files that nodes write
 _LONGEST = 7 * 86400.0  # seconds of a run; its own time-outs end it before
-_OWN = (
-    Option("nodes", int | None, None, "Number of SuperNodes.", RUN),
-    Option(
-        "predict",
-        str | None,
-        None,
-        "Fit nothing: let the nodes of this finished deployment predict their test data.",
-        RUN,
-    ),
-    Option("keep", bool, False, "Leave everything running and say how to use it.", RUN, "--keep"),
-)
+
+
+@dataclass(frozen=True)
+class DeployOptions:
+    """Options of a deployment on this machine.
+
+    Attributes
+    ----------
+    nodes : int or None
+        Number of SuperNodes.
+    predict : str or None
+        Fit nothing: let the nodes of this finished deployment predict their test data.
+    keep : bool
+        Leave everything running and say how to use it.
+    """
+
+    nodes: int | None = None
+    predict: str | None = None
+    keep: bool = False
+
 
 DEPLOYABLE = tuple(name for own in families() for name in own.deployable)
 
@@ -64,10 +63,12 @@ DEPLOYABLE = tuple(name for own in families() for name in own.deployable)
 def deploy_options(name: str) -> list[Option]:
     """Return the options of a deployment: those of a run that apply, and its own."""
     own = family(name)
-    hidden = (*_OF_SIMULATIONS, *own.dealt_by_nodes, *own.run_options)
+    hidden = {*_OF_SIMULATIONS, *own.dealt_by_nodes, *own.run_options}
     shown = [o for o in run_options(name) if o.name not in hidden]
     usual = own.deployed_defaults
-    return [replace(o, default=usual.get(o.name, o.default)) for o in shown] + list(_OWN)
+    return [replace(o, default=usual.get(o.name, o.default)) for o in shown] + of_fields(
+        DeployOptions
+    )
 
 
 def deploy_method(name: str, values: dict[str, Any]) -> None:
@@ -130,7 +131,7 @@ def _open(name: str, path: Path) -> tuple[RunFolder, dict[str, Any]]:
     return folder, config
 
 
-def _config(own: Family[Any, Any], name: str, values: dict[str, Any]) -> dict[str, Any]:
+def _config(own: Family[Any, Any, Any], name: str, values: dict[str, Any]) -> dict[str, Any]:
     defaults = {o.name: o.default for o in own.parameters()}
     if values.get("party"):  # the files say who there is
         every = own.deal_files({**defaults, **values})
@@ -165,7 +166,7 @@ def _write_nodes(
     shutil.rmtree(folder.path / "nodes", ignore_errors=True)  # of an earlier run in this folder
     for k in range(count):
         place = folder.path.resolve() / "nodes" / str(k)
-        own = secrets.replace(k, clients.named(clients.deployed(k)))
+        own = secrets.replace(k, clients.deployed(k))
         own |= {
             "id_name": config["data"].get("id_column"),
             "label_name": config["data"].get("label"),

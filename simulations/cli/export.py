@@ -13,7 +13,7 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.fitted import load_model
 
 from ..export.document import document, plain
-from ..run.folders import FORCE, used
+from ..run.folders import FORCE, check_target, used
 from ..run.run_folder import RunFolder
 from .console import Screen
 from .lazy import as_command
@@ -40,12 +40,7 @@ def export(
         RunFolder.open(place)  # says so
     folder = place.parent if place.is_file() else place
     target = Path(out) if out else folder / f"model.{to}"
-    if target.is_dir() or not target.resolve().parent.is_dir():
-        raise OptionError(
-            f"--out {target} cannot be written",
-            remedy="name a file in a folder",
-            code="FK-FILE-WRITE",
-        )
+    check_target(target, "--out")
     if target.exists() and not force:
         raise used(target)
     whole = load_model(model)

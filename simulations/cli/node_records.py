@@ -1,4 +1,4 @@
-"""``fedkern node ledger show`` and ``clean``: what a node has answered, and its old files."""
+"""``fedkern node status``, ``freeze``, ``ledger show``, ``clean``: what a node has and answers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,20 @@ import typer
 
 from fedkern_flwr.checkpoint import session_of
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.frozen_files import FrozenFiles, NodeFiles
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.freeze import HELD_OUT, USED, Change, Freeze
 from fedkern_flwr.guard.ledger import NOT_ENDED, NodeLedger, RunSummary, ledger_totals
+from fedkern_flwr.guard.policy import read_policy
+from fedkern_flwr.node_config import claim_folder, read_config
 
 from ..warm_node.report import NodeStatus
 from .console import print_table
-from .node_freeze import known_ledger
 
+CONNECTED, NOT_CONNECTED, NOT_RUNNING = 0, 1, 3
+
+_STUCK = "stuck"
+_STATES = {CONNECTED: "connected", NOT_CONNECTED: "not connected", NOT_RUNNING: "not running"}
 _WIDTH, _METHOD = 100, 18  # columns of a line, and of the name of a method in it
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
 #: What a prediction with the model of the run needs of a node.
@@ -29,6 +37,183 @@ _MODEL = (".model", ".weights", ".state")
 _KEYS = (".context", ".tmp")
 
 _Folder = Annotated[Path, typer.Option("--state-dir", help="The node's own folder.")]
+
+
+def show_status(
+    state_dir: _Folder,
+    as_json: Annotated[bool, typer.Option("--json", help="As a JSON object.")] = False,
+    max_age: Annotated[
+        float, typer.Option("--max-age", min=0.0, help="Seconds after which a status is too old.")
+    ] = 60.0,
+) -> int:
+    """Show whether a node of 'fedkern node start' is connected, and what it has answered.
+
+    Exit code 0: connected; 1: it runs, and is not connected, is stuck on a message, or says nothing
+    any more; 2: bad input; 3: it does not run.
+    """
+    if not state_dir.is_dir():
+        raise OptionError(
+            f"there is no folder {state_dir}",
+            remedy="name the state-dir of the node's configuration",
+            code="FK-NODE-FOLDER",
+        )
+    status, totals = NodeStatus.read(state_dir), ledger_totals(state_dir)
+    code, state = _state(status, max_age)
+    told: dict[str, Any] = {"state": state}
+    if status is not None:
+        connected = code == CONNECTED or state.startswith(_STUCK)
+        told |= {**asdict(status), "connected": connected}
+    told["ledger"] = None if totals is None else asdict(totals)
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        for name, value in _facts_now(told):
+            typer.echo(f"{name:<18} {value}")
+    return code
+
+
+def _state(status: NodeStatus | None, max_age: float) -> tuple[int, str]:
+    """Return exit code and state of a node."""
+    if status is None or not status.running:
+        return NOT_RUNNING, _STATES[NOT_RUNNING]
+    if status.age > max_age:
+        return NOT_CONNECTED, f"silent for {status.age:.0f} s"
+    if status.connected and status.stuck:
+        do = "stop that run with flwr stop, or start the node again"
+        return NOT_CONNECTED, f"{_STUCK} on a message of run {status.run}: {status.stuck}; {do}"
+    code = CONNECTED if status.connected else NOT_CONNECTED
+    return code, _STATES[code]
+
+
+def _facts_now(told: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what is shown of a node, by name."""
+    state, ledger = str(told["state"]), told["ledger"]
+    if state == _STATES[CONNECTED]:
+        state += f" since {told['connected_since']}"
+    rows = [("node", state)]
+    if "pid" in told:
+        answered = f"{told['messages']}, {told['failures']} failed, {told['busy']} under way"
+        rows += [
+            ("SuperLink", told["superlink"]),
+            ("process", f"{told['pid']}, started {told['started']}, release {told['version']}"),
+            ("messages", answered),
+            (
+                "message at hand",
+                f"since {told['message_since']}, run {told['run']}" if told["run"] else "-",
+            ),
+            ("last message", told["last_message"] or "-"),
+            ("last error", told["last_error"] or "-"),
+        ]
+    if ledger is None:
+        return [*rows, ("ledger", "cannot be read now")]
+    refused = ", ".join(f"{rule} {times}" for rule, times in ledger["refusals"].items())
+    return [
+        *rows,
+        ("runs, sums", f"{ledger['runs']}, {ledger['sums']}"),
+        ("figures told", f"{ledger['told']} times about the same rows"),
+        *(("warning", limit) for limit in ledger["near"]),
+        ("refusals", refused or "-"),
+    ]
+
+
+def freeze_rows(
+    node_config: Annotated[Path, typer.Option(help="TOML file of the node's configuration.")],
+    show: Annotated[bool, typer.Option("--show", help="Show blocks and what waits.")] = False,
+    withdraw: Annotated[
+        Path | None, typer.Option(help="File of ids, one a line, whose rows leave at once.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Let all changes take effect.")] = False,
+    reset_failures: Annotated[
+        bool, typer.Option("--reset-failures", help="Take part again after failed runs.")
+    ] = False,
+) -> None:
+    """Freeze the node's rows in blocks, or let changes take effect that form whole blocks.
+
+    A run does the same when it begins. --withdraw takes other rows along, for good. What --force
+    does can show single rows to the server.
+    """
+    config = read_config(node_config)
+    for key in ("data", "state-dir", "partition-id"):
+        if key not in config:
+            raise OptionError(
+                f"{node_config.name} does not name {key}",
+                remedy="streams, ratings and nodes without a state-dir have no freeze",
+                code="FK-NODE-KEY",
+            )
+    policy = read_policy(str(config["policy"])) if "policy" in config else NodePolicy()
+    state_dir, partition = Path(str(config["state-dir"])), int(config["partition-id"])
+    claim_folder(state_dir, partition)
+    files, node = FrozenFiles(state_dir, partition, policy), NodeFiles.of(config)
+    if not files.may_begin():  # with a budget a ledger is never begun anew
+        known_ledger(state_dir, partition)
+    if reset_failures:
+        number = known_ledger(state_dir, partition).failures(reset=True)
+        typer.echo(f"{number} runs had failed here by values of rows; now none counts")
+    elif show:
+        _show_freeze(files, node)
+    else:
+        ids = [] if withdraw is None else _read_ids(withdraw)
+        NodeLedger(state_dir, partition).make()
+        table, change = files.update(node, force=force, withdraw=ids)
+        if table is None:
+            typer.echo(f"there are too few rows for a block of {policy.min_own_rows}")
+            return
+        done = ", ".join(f"{n} {kind}" for kind, n in change.done.items() if n)
+        typer.echo(f"took effect: {done or 'nothing'}")
+        typer.echo(str(change))
+        if force:
+            typer.echo("what was forced may be computed from the sums of earlier and later runs")
+
+
+def known_ledger(state_dir: Path, partition: int = 0) -> NodeLedger:
+    """Return the ledger in a folder.
+
+    Raises
+    ------
+    OptionError
+        There is none.
+    """
+    ledger = NodeLedger(state_dir, partition)
+    if not ledger.exists:
+        raise OptionError(
+            f"there is no {ledger.file.path.name} in {state_dir}",
+            remedy="name the state-dir of the node's configuration; a first run makes the ledger",
+            code="FK-LEDGER-NONE",
+        )
+    return ledger
+
+
+def _show_freeze(files: FrozenFiles, node: NodeFiles) -> None:
+    freeze = Freeze.load(files.folder)
+    if freeze is None:
+        typer.echo("nothing is frozen yet; the first run does it, or `fedkern node freeze`")
+        return
+    print_table(("block", "part", "rows", "stratum"), list(_blocks(freeze)))
+    change: Change = files.preview(node)
+    done = ", ".join(f"{n} {kind}" for kind, n in change.done.items() if n)
+    typer.echo(f"{int(freeze.used.sum())} rows are in blocks")
+    typer.echo(f"a run that begins now: {done or 'nothing'} will take effect; {change}")
+
+
+def _blocks(freeze: Freeze) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each block in use; strata are numbered, not named."""
+    blocks: Any = freeze.blocks
+    strata = {group: str(k) for k, group in enumerate(sorted({*blocks["group"].tolist()}))}
+    for number, block in enumerate(blocks):
+        if block["state"] == USED:
+            part = int(block["part"])
+            name = "held out" if part == HELD_OUT else f"fold {part}"
+            yield str(number), name, str(block["rows"]), strata[int(block["group"])]
+
+
+def _read_ids(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        raise OptionError(
+            f"{path} cannot be read", remedy="write one id a line", code="FK-FILE-READ"
+        ) from None
+    return [line for line in lines if line.strip()]  # ids are trimmed where they are compared
 
 
 def show_ledger(

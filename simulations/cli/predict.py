@@ -11,9 +11,9 @@ import typer
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.fitted import PREDICTOR, load_model
 
-from ..methods.new_rows import predict_file
+from ..methods.new_rows import NewRows
 from ..methods.registry import family, open_run
-from ..run.folders import FORCE, used
+from ..run.folders import FORCE, check_target, used
 from ..run.party_files import FEATURES
 from .console import Screen
 from .lazy import as_command
@@ -68,12 +68,7 @@ def predict(
     alone = path.is_file() and not of_run  # the file of save()
     run = None if alone else _open(place)
     target = Path(out) if out else _free(place / "predictions.csv", force=force)
-    if (target.exists() and not target.is_file()) or not target.resolve().parent.is_dir():
-        raise OptionError(
-            f"--out {target} cannot be written",
-            remedy="name a file in a folder",
-            code="FK-FILE-WRITE",
-        )
+    check_target(target, "--out")
     if (data is None) == (not party):
         raise OptionError(
             "new rows are in one file or in files of parties", remedy=_ROWS, code="FK-PREDICT-ROWS"
@@ -88,14 +83,13 @@ def predict(
             raise used(target)
         return target
 
+    new = NewRows(rows, id_column, writable, client, dialect)
     if run is None:
         whole = load_model(path)
-        own = family(whole.method)
-        whole = whole if client is None else whole.of_client(client)
-        made, left_out = predict_file(whole, rows, id_column, writable, **dialect)
+        own, (made, left_out) = family(whole.method), new.predict(whole)
     else:
         own = family(run["method"])
-        made, left_out = own.predict(place, run, rows, id_column, writable, client, **dialect)
+        made, left_out = own.predict(place, run, new)
     note = f", {left_out} left out: {own.left_out}" if left_out else ""
     screen.result(f"{made} predictions: {target}{note}")
 

@@ -19,15 +19,14 @@ from fedkern_flwr.tables import plain_notes
 from ...strategies import Method
 from ..engines.ray_cluster import check_ray_address
 from ..methods.experiment import run_entries, summarise, versions
-from ..methods.held_out import plot_held_out
 from ..methods.registry import METHODS, complete_settings, family, method, open_run, options
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
-from ..run.options import Option
+from ..run.options import Option, of_fields
+from ..run.report import REPORT, write_run_report
 from ..run.run_folder import ARTIFACTS, RunFolder
-from ..run.run_report import REPORT, write_run_report
-from ..run.tracking import TRACK, Track, check_tracker, tracking
+from ..run.tracking import Track, TrackOptions, check_tracker, tracking
 from .console import Screen
 from .options import by_method
 
@@ -35,7 +34,8 @@ from .options import by_method
 def run_options(name: str) -> list[Option]:
     """Return the options of a run: those of the method, and those of its family."""
     shared = {o.name: o for o in family(name).parameters()}
-    return [*shared.values(), TRACK, *(o for o in options(method(name)) if o.name not in shared)]
+    own = (o for o in options(method(name)) if o.name not in shared)
+    return [*shared.values(), *of_fields(TrackOptions), *own]
 
 
 @ended_by_signals()
@@ -252,7 +252,7 @@ def held_out_plots(
     """Draw what is known of held-out rows, where there is matplotlib; return name -> file."""
     if find_spec("matplotlib") is None:
         return {}
-    made = plot_held_out(folder.plots, prepared, summary)
+    made = prepared.plot_held_out(folder.plots, summary)
     return {name: str(path.relative_to(folder.path)) for name, path in made.items()}
 
 

@@ -7,9 +7,16 @@ except ImportError:
         "the estimators need scikit-learn; pip install 'fedkern-flwr[simulation]'"
     ) from None
 
-from .groups import HierarchicalSVMClassifier, HierarchicalSVMRegressor
-from .hybrid import FedCGClassifier, FedCGRegressor
-from .vertical import FDSKLClassifier, FDSKLRegressor, SecureGramClassifier, SecureGramRegressor
+from .methods import (
+    FDSKLClassifier,
+    FDSKLRegressor,
+    FedCGClassifier,
+    FedCGRegressor,
+    HierarchicalSVMClassifier,
+    HierarchicalSVMRegressor,
+    SecureGramClassifier,
+    SecureGramRegressor,
+)
 
 __all__ = [
     "FDSKLClassifier",

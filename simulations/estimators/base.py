@@ -103,6 +103,27 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         tags.target_tags.required = True
         return tags
 
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn from rows and labels; return the estimator.
+
+        Parameters
+        ----------
+        X : array, shape (n, d), or data frame
+            Numbers; of a data frame text, dates and booleans as well. Cells may be missing.
+        y : array, shape (n,)
+            Labels of two classes or more, of any type; or numbers.
+
+        Raises
+        ------
+        ValueError
+            Table, labels or parameters cannot be used.
+        """
+        return self._learn(X, y, None)
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any) -> Self:
+        """Learn from rows with labels and weights."""
+        raise NotImplementedError
+
     def _weighted(
         self, x: Any, labels: NDArray[Any], sample_weight: Any
     ) -> tuple[Any, NDArray[Any], Floats | None]:
@@ -168,7 +189,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
                 else lambda strategy: {},
                 draw_done=done,
             )
-        del runs[0][0].on_round  # scikit-learn pickles estimators
+        strategy = runs[0][0]
+        del strategy.on_round  # scikit-learn pickles estimators
+        strategy.nodes.listener = None
         return runs[0]
 
     def _calibrate(self, table: Table) -> None:
@@ -264,23 +287,6 @@ class Classifier(ClassifierMixin, Federated):  # type: ignore[misc]
         The labels, sorted.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Learn from rows and labels of any type; return the estimator.
-
-        Parameters
-        ----------
-        X : array, shape (n, d), or data frame
-            Numbers; of a data frame text, dates and booleans as well. Cells may be missing.
-        y : array, shape (n,)
-            Labels, of two classes or more.
-
-        Raises
-        ------
-        ValueError
-            Table, labels or parameters cannot be used.
-        """
-        return self._learn(X, y, None)
-
     def _learn(self, X: Any, y: Any, sample_weight: Any) -> Self:
         x, labels = _rows(self, X, y, reset=True)
         check_classification_targets(labels)
@@ -333,23 +339,6 @@ class Classifier(ClassifierMixin, Federated):  # type: ignore[misc]
 class Regressor(RegressorMixin, Federated):  # type: ignore[misc]
     """Predicts numbers."""
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Learn from rows and numbers; return the estimator.
-
-        Parameters
-        ----------
-        X : array, shape (n, d), or data frame
-            Numbers; of a data frame text, dates and booleans as well. Cells may be missing.
-        y : array, shape (n,)
-            Numbers.
-
-        Raises
-        ------
-        ValueError
-            Table, labels or parameters cannot be used.
-        """
-        return self._learn(X, y, None)
-
     def _learn(self, X: Any, y: Any, sample_weight: Any) -> Self:
         x, labels = _rows(self, X, y, reset=True, numbers=True)
         x, labels, weights = self._weighted(x, labels, sample_weight)
@@ -363,46 +352,20 @@ class Regressor(RegressorMixin, Federated):  # type: ignore[misc]
         return self._outputs(X)[:, 0]
 
 
-class WeightedClassifier(Classifier):
-    """Tells classes; rows may have weights."""
+class Weighted(Federated):
+    """A method whose rows may have weights."""
 
     _takes_weights, _failing = True, REPEATED
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from rows and labels of any type; return the estimator.
+        """Learn from rows and labels; return the estimator.
 
         Parameters
         ----------
         X : array, shape (n, d), or data frame
             Numbers; of a data frame text, dates and booleans as well. Cells may be missing.
         y : array, shape (n,)
-            Labels, of two classes or more.
-        sample_weight : array, shape (n,), or None (default: None)
-            What each row counts. One party alone learns from the labels, so that no message has
-            anything of it. Scaling and folds are those of the rows, whatever they count.
-
-        Raises
-        ------
-        ValueError
-            Table, labels, weights or parameters cannot be used.
-        """
-        return self._learn(X, y, sample_weight)
-
-
-class WeightedRegressor(Regressor):
-    """Predicts numbers; rows may have weights."""
-
-    _takes_weights, _failing = True, REPEATED
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from rows and numbers; return the estimator.
-
-        Parameters
-        ----------
-        X : array, shape (n, d), or data frame
-            Numbers; of a data frame text, dates and booleans as well. Cells may be missing.
-        y : array, shape (n,)
-            Numbers.
+            Labels of two classes or more, of any type; or numbers.
         sample_weight : array, shape (n,), or None (default: None)
             What each row counts. One party alone learns from the labels, so that no message has
             anything of it. Scaling and folds are those of the rows, whatever they count.

@@ -72,7 +72,7 @@ class Section:
     parties: str = ""
 
     @property
-    def family(self) -> Family[Any, Any]:
+    def family(self) -> Family[Any, Any, Any]:
         """The family that has the columns and figures."""
         return family_with(next(iter(self.data.values())))
 

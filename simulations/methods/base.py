@@ -4,29 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.checkpoint import run_folder
+from fedkern_flwr.errors import CheckpointError, OptionError
+from fedkern_flwr.fitted import FittedModel, load_model
 from fedkern_flwr.method import Method
+from fedkern_flwr.options import at_least
 from fedkern_flwr.secure_sum import check_cohort
 
 from ..engines import DropOut
+from ..run import plots
 from ..run.data import Prepared, Settings, TableSettings, check_public, deal_files
 from ..run.entries import Entry, average, check_seed
-from ..run.options import RUN, Option, of_settings, options
+from ..run.options import PARTIES, Option, of_fields, of_settings, options
 from .common import (
-    CHECK_POOLED,
-    DROP,
-    ENGINE,
-    EXPLAIN,
-    RAY_ADDRESS,
-    RESULT,
-    TIMEOUT,
     Column,
+    RunOptions,
     Shown,
     budget_rows,
     class_rows,
@@ -39,10 +37,11 @@ from .common import (
     unconverged_rows,
     useless_rows,
 )
-from .predicting import Predicting
+from .new_rows import NewRows, Parts
 
 Config = Mapping[str, Any]
 
+M = TypeVar("M", bound=Method)
 S = TypeVar("S", bound=Settings)
 P = TypeVar("P", bound=Prepared)
 
@@ -57,7 +56,30 @@ _PUBLIC = {
 }
 
 
-class Family(Predicting[P], ABC, Generic[S, P]):
+class Kept(NamedTuple):
+    """What is there of a draw that is finished, beside its strategy.
+
+    Attributes
+    ----------
+    config : dict
+        The configuration of the run.
+    metrics : dict
+        Of the draw.
+    state_dir : Path
+        What the simulated nodes kept.
+    """
+
+    config: Config
+    metrics: Mapping[str, Any]
+    state_dir: Path
+
+    def of_node(self, meta: Mapping[str, Any], partition: int) -> bytes:
+        """Return the state of a simulated node at the end of the run."""
+        folder = run_folder(self.state_dir, meta["session"], partition)
+        return (folder / f"partition-{partition}-round-{meta['step']}.state").read_bytes()
+
+
+class Family(ABC, Generic[M, S, P]):
     """Methods that take the same data and report the same metrics.
 
     A family is registered in :mod:`fedkern_flwr.simulations.methods.registry`.
@@ -68,6 +90,8 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         The strategies of the family.
     settings : type of Settings
         The settings of its data; each field is one of the :meth:`parameters`.
+    makes : callable
+        Loads, scales and deals the data of some settings.
     data : str
         The data set by default.
     own_options : tuple of Option
@@ -98,14 +122,21 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         How many nodes a copy of the app has in a simulation.
     dealt_by_nodes : tuple of str
         Parameters that follow from the number of nodes of a deployment.
+    parties : str
+        The setting that ``clients`` is another name of, if there is one.
     usual : str
         Options of the methods and of who holds what that the short help shows.
     deployed_defaults : dict
         Options whose default is another one in a deployment, where an exchange takes seconds.
+    unpredictable : (str, str)
+        Why models predict no rows of a file, and what to do instead.
+    left_out : str
+        Why rows are not predicted.
     """
 
     strategies: ClassVar[tuple[type[Method], ...]]
     settings: type[S]
+    makes: ClassVar[Any]
     data: ClassVar[str]
     own_options: ClassVar[Sequence[Option]] = ()
     repetitions: ClassVar[str]
@@ -122,36 +153,54 @@ class Family(Predicting[P], ABC, Generic[S, P]):
     deployable: ClassVar[tuple[str, ...]] = ()
     nodes: ClassVar[int] = 4
     dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
+    parties: ClassVar[str] = ""
     deployed_defaults: ClassVar[Mapping[str, Any]] = {}
     usual: ClassVar[str] = ""
+    unpredictable: ClassVar[tuple[str, str]] = (
+        "models of {} do not predict the rows of a file",
+        "load its model in Python with fedkern_flwr.model_file.load_model",
+    )
+    left_out: ClassVar[str] = "they lack a value"
 
     # -- a run's configuration
 
     def parameters(self) -> list[Option]:
         """Return the options of a run that are not the strategy's, as the help shows them."""
+        same, own = f"The same as --{self.parties}.", {o.name: o for o in self.own_options}
+        texts = {"runs": self.repetitions, "seed": f"Seed of {self.seeded}."}
+        there = {
+            "check_pooled": self.checked,
+            "secure": self.always_secure or "secure" in own,
+            "explain_columns": issubclass(self.settings, TableSettings),
+        }
+        every = [own.pop(o.name, o) for o in of_fields(RunOptions) if there.get(o.name, True)]
         return [
             *of_settings(self.settings, self.data),
-            *self.own_options,
-            Option("runs", int, 1, self.repetitions, RUN),
-            *[CHECK_POOLED][: len(self.checked)],
-            ENGINE,
-            RAY_ADDRESS,
-            *self.secure_options(),
-            Option("seed", int, 0, f"Seed of {self.seeded}.", RUN),
-            DROP,
-            TIMEOUT,
-            *[EXPLAIN][: issubclass(self.settings, TableSettings)],
-            *RESULT,
+            *([Option("clients", int | None, None, same, PARTIES)] if self.parties else []),
+            *own.values(),
+            *(replace(o, help=texts.get(o.name, o.help)) for o in every),
         ]
+
+    def number_of_parties(self, values: Mapping[str, Any], usual: int) -> int:
+        """Return the number that may be named ``clients`` as well, the usual one without either.
+
+        Raises
+        ------
+        OptionError
+            Both are given, and differ.
+        """
+        given = {value for name in (self.parties, "clients") if (value := values[name]) is not None}
+        if len(given) > 1:
+            raise OptionError(
+                f"{values[self.parties]} {self.parties} are not {values['clients']} clients",
+                remedy="leave out --clients",
+                code="FK-CLIENTS-DIFFER",
+            )
+        return int(given.pop()) if given else usual
 
     def usual_options(self, name: str) -> frozenset[str]:
         """Return the options of a method and its parties that the short help shows."""
         return frozenset(self.usual.split())
-
-    def secure_options(self) -> list[Option]:
-        """Return the option ``secure``, if there is one."""
-        what = "Secure sums: always; --no-secure is refused."
-        return [Option("secure", bool | None, None, what, RUN)] if self.always_secure else []
 
     def deal_files(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the command line with those that follow from files of parties.
@@ -238,11 +287,8 @@ class Family(Predicting[P], ABC, Generic[S, P]):
                 code="FK-OPTION-RANGE",
             )
         DropOut(config["drop"])
-        if config["runs"] < 1:
-            raise OptionError(
-                f"runs is {config['runs']}", remedy="use at least 1", code="FK-OPTION-RANGE"
-            )
-        strategy(**config["options"])
+        at_least("runs", config["runs"], 1)
+        self.strategy(config)
 
     def check_data(self, config: Config, prepared: P) -> None:
         """Refuse options that cannot work with the data.
@@ -251,19 +297,18 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         ------
         OptionError, SmallCohortError
         """
-        budget = self._strategy(config["method"])(**config["options"]).budget
-        if budget is not None:
+        strategy = self.strategy(config)
+        if strategy.budget is not None:
             settings = getattr(prepared, "settings", None)
             check_public(settings or self.settings.from_values(config["data"]))
-            budget.check_rows([_training_rows(prepared)] + [0] * (prepared.num_clients - 1))
+            strategy.budget.check_rows(
+                [_training_rows(prepared)] + [0] * (prepared.num_clients - 1)
+            )
         if config.get("secure"):
-            strategy = self._strategy(config["method"])(**config["options"])
-            assert isinstance(strategy, Method)
             check_cohort(prepared.num_clients, strategy.threshold, strategy.min_cohort)
 
     # -- data and draws
 
-    @abstractmethod
     def prepare(self, settings: S) -> P:
         """Load, scale and deal the data.
 
@@ -271,6 +316,8 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         ------
         TableError, OptionError
         """
+        made: P = self.makes(settings)
+        return made
 
     def checks_pooled(self, prepared: P, config: Config) -> bool:
         """Tell whether a run also trains on the pooled rows, only to compare.
@@ -287,7 +334,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             return []
         return ["there is no comparison with a model of the pooled rows; --check-pooled makes it"]
 
-    def measure(self, strategy: Method, prepared: P, config: Config) -> dict[str, Any]:
+    def measure(self, strategy: M, prepared: P, config: Config) -> dict[str, Any]:
         """Return metrics of a finished draw that only a simulation knows, for it pools the data.
 
         ``config`` is that of the run. A comparison says there only whether to check. The metric
@@ -298,7 +345,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         """
         return {}
 
-    def outcome(self, strategy: Method) -> dict[str, Any]:
+    def outcome(self, strategy: M) -> dict[str, Any]:
         """Return what a result tells of a finished draw beside its metrics, such as survivors."""
         return {}
 
@@ -319,6 +366,69 @@ class Family(Predicting[P], ABC, Generic[S, P]):
     def per_draw(self, entry: Entry) -> dict[str, Any]:
         """Return figures of the single draws that a comparison keeps: metrics and seconds."""
         return {"draws": per_draw(entry)}
+
+    # -- whole models, and the rows of files that they predict
+
+    def whole_model(self, strategy: M, prepared: P, kept: Kept) -> Parts | None:
+        """Return what predicts rows in one place after a draw that is finished."""
+        return None
+
+    def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
+        """Return why a run's model predicts no rows of a file, and what to do; None if it does."""
+        return self.unpredictable if type(self).whole_model is Family.whole_model else None
+
+    def fitted(
+        self,
+        strategy: M,
+        prepared: P,
+        config: Config,
+        state_dir: Path,
+        result: Mapping[str, Any],
+    ) -> FittedModel | None:
+        """Return the whole model of a draw with this result, if it has one."""
+        if self.why_unpredictable(config):
+            return None
+        kept = Kept(config, result["metrics"], state_dir)
+        found = self.whole_model(strategy, prepared, kept)
+        if found is None:
+            return None
+        known = strategy.model()[1].get("calibration") or result.get("held_out", {}).get("fitted")
+        return found.with_table(strategy.method, prepared.scaling_json(), config, known or ())
+
+    def predict(self, folder: Path, config: Config, new: NewRows) -> tuple[int, int]:
+        """Predict the rows of a file with the model of a run; return (predicted, left out).
+
+        Parameters
+        ----------
+        folder : Path
+            Folder of the run.
+        config : mapping
+            The run's configuration.
+        new : NewRows
+            What is predicted, and where it goes.
+
+        Raises
+        ------
+        OptionError
+            The model does not predict new rows.
+        TableError
+            The file lacks a column of the model, or every row lacks a value.
+        CheckpointError
+            The folder has no model.
+        """
+        if why := self.why_unpredictable(config):
+            problem, remedy = why
+            raise OptionError(
+                problem.format(config["method"]), remedy=remedy, code="FK-PREDICT-METHOD"
+            )
+        model = load_model(folder)
+        if model.method != config["method"]:
+            raise CheckpointError(
+                f"{folder} is a run of {config['method']} with a model of {model.method}",
+                remedy="bring back its files",
+                code="FK-MODEL-OTHER",
+            )
+        return new.predict(model)
 
     # -- what the user sees of a run
 
@@ -369,6 +479,49 @@ class Family(Predicting[P], ABC, Generic[S, P]):
     def _strategy(self, name: str) -> type[Method]:
         return next(cls for cls in self.strategies if cls.method == name)
 
+    def strategy(self, config: Config) -> M:
+        """Return a strategy with the options of a run; refuse options that cannot be.
+
+        Raises
+        ------
+        OptionError
+        """
+        made: Any = self._strategy(config["method"])(**config["options"])
+        return made  # type: ignore[no-any-return]
+
+
+def chosen(strategy: Any) -> dict[str, Any]:
+    """Return what a finished strategy has chosen, as a result tells it."""
+    return {"tuned": strategy.tuned_} if strategy.tuned_ else {}
+
+
+def rows_of(facts: Mapping[str, Any]) -> str:
+    """Return the numbers of rows of a table that was dealt."""
+    return f"{np.sum(facts['rows'])} training and {np.sum(facts['held_out_rows'])} held-out rows"
+
+
+def points_of(history: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float, float]]:
+    """Return (round, figure, 0) of the rounds of a run that have such a figure."""
+    there = [row for row in history if row.get(name) is not None and np.isfinite(row[name])]
+    return [(float(row["round"]), float(row[name]), 0.0) for row in there]
+
+
+def plot_curves(
+    folder: Path,
+    name: str,
+    curves: Mapping[str, Sequence[tuple[float, float, float]]],
+    title: str,
+    ylabel: str,
+) -> dict[str, Path]:
+    """Draw figures over the iterations, where there are several; return artifact -> file."""
+    drawn = {text: points for text, points in curves.items() if len(points) > 1}
+    if not drawn:
+        return {}
+    file = plots.plot_sweep(
+        drawn, folder / f"{name}.png", title=title, xlabel="iteration", ylabel=ylabel, svg=False
+    )
+    return {f"{name}_plot": file}
+
 
 def _training_rows(prepared: Prepared) -> int:
     """Return the rows that all parties learn from; of ratings the users."""
@@ -395,9 +548,8 @@ def check_rounds(config: Config) -> None:
     ------
     OptionError
     """
-    rounds = config["data"]["rounds"]
-    if rounds is not None and rounds < 1:
-        raise OptionError(f"rounds is {rounds}", remedy="use at least 1", code="FK-OPTION-RANGE")
+    if (rounds := config["data"]["rounds"]) is not None:
+        at_least("rounds", rounds, 1)
 
 
 def check_numbers(prepared: Prepared, option: str, chosen: str | None, of_numbers: str) -> None:
@@ -413,22 +565,3 @@ def check_numbers(prepared: Prepared, option: str, chosen: str | None, of_number
             remedy=f"use --{option} {of_numbers}, or --task classification",
             code="FK-TASK-OPTION",
         )
-
-
-def same_number(values: Mapping[str, Any], name: str) -> int | None:
-    """Return a number that may be named ``clients`` as well; None where it is not given.
-
-    Raises
-    ------
-    OptionError
-        Both are given, and differ.
-    """
-    own: int | None = values[name]
-    clients: int | None = values["clients"]
-    if None not in (own, clients) and own != clients:
-        raise OptionError(
-            f"{own} {name} are not {clients} clients",
-            remedy="leave out --clients",
-            code="FK-CLIENTS-DIFFER",
-        )
-    return clients if own is None else own

@@ -14,9 +14,7 @@ from fedkern_flwr.plain_text import plain_line
 
 from ..engines import Engine
 from ..run.entries import Entry
-from ..run.folders import FORCE
 from ..run.format import count, figure, megabytes, size
-from ..run.options import RUN, Option
 
 Summary = Mapping[str, Any]
 _LONGEST_NAME, _MOST_ROWS = 24, 12  # of classes in a run's table
@@ -25,43 +23,57 @@ _MOST_OFF = 0.1  # an area under the curve that may be farther off says nothing
 Writer = Callable[[float | None], str]
 
 
-ENGINE = Option("engine", Engine, "in-process", "Engine.", RUN)
-RAY_ADDRESS = Option(
-    "ray_address",
-    str | None,
-    None,
-    "Engine ray: host:port of a Ray cluster that is there already, or auto (default: the "
-    "environment variable RAY_ADDRESS, else Ray is started here).",
-    RUN,
-)
-DROP = Option("drop", float, 0.0, "Probability that a client vanishes in a round.", RUN)
-TIMEOUT = Option("timeout", float, 600.0, "Seconds to wait for a round's replies.", RUN)
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a run that are neither the method's nor those of its data.
 
-CHECK_POOLED = Option(
-    "check_pooled",
-    bool | None,
-    None,
-    "Also train on the pooled rows and show the difference (default: up to 2,000 training rows).",
-    RUN,
-)
-EXPLAIN = Option(
-    "explain_columns", bool, False, "Show what became of each column.", RUN, "--explain-columns"
-)
+    Attributes
+    ----------
+    runs : int
+        What is averaged.
+    check_pooled : bool or None
+        Also train on the pooled rows and show the difference (default: up to 2,000 training rows).
+    engine : {"in-process", "ray"}
+        Engine.
+    ray_address : str or None
+        Engine ray: host:port of a Ray cluster that is there already, or auto (default: the
+        environment variable RAY_ADDRESS, else Ray is started here).
+    secure : bool or None
+        Secure sums: always; --no-secure is refused.
+    seed : int
+        Seed of all draws.
+    drop : float
+        Probability that a client vanishes in a round.
+    timeout : float
+        Seconds to wait for a round's replies.
+    explain_columns : bool
+        Show what became of each column.
+    out : str or None
+        Folder of the run.
+    force : bool
+        Replace what an earlier command left in --out.
+    json_target : str or None
+        Write the result here; - for stdout.
+    resume : str or None
+        Go on with the run in this folder; all other options are its own.
+    quiet : bool
+        Show nothing but errors.
+    """
 
-#: Where the results go.
-RESULT = (
-    Option("out", str | None, None, "Folder of the run.", RUN),
-    Option("force", bool, False, FORCE, RUN, "--force"),
-    Option("json_target", str | None, None, "Write the result here; - for stdout.", RUN, "--json"),
-    Option(
-        "resume",
-        str | None,
-        None,
-        "Go on with the run in this folder; all other options are its own.",
-        RUN,
-    ),
-    Option("quiet", bool, False, "Show nothing but errors.", RUN, "--quiet"),
-)
+    runs: int = 1
+    check_pooled: bool | None = None
+    engine: Engine = "in-process"
+    ray_address: str | None = None
+    secure: bool | None = None
+    seed: int = 0
+    drop: float = 0.0
+    timeout: float = 600.0
+    explain_columns: bool = False
+    out: str | None = None
+    force: bool = False
+    json_target: str | None = None
+    resume: str | None = None
+    quiet: bool = False
 
 
 @dataclass(frozen=True)
@@ -275,51 +287,51 @@ class Shown:
         Digits, or what writes it.
     zero : bool
         Whether zero is shown.
+    only : callable
+        Returns, given all metrics, something true where there is such a row.
     """
 
     metric: str
     text: str
     write: int | Writer = 4
     zero: bool = True
+    only: Callable[[Mapping[str, Any]], object] = lambda metrics: True
 
     def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
         """Return the row, if there is one."""
         value = metrics.get(self.metric)
         write = digits(self.write) if isinstance(self.write, int) else self.write
         here = value is not None if self.zero else bool(value)
-        return [[self.text, write(value)]] if here else []
+        return [[self.text, write(value)]] if here and self.only(metrics) else []
 
 
-class _Area(Shown):
-    """A row of the area under the curve, where bins leave it near enough."""
-
-    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
-        """Return the row, if there is one."""
-        return super().rows(metrics) if (metrics.get("test_auc_bin") or 0.0) <= _MOST_OFF else []
+def _near(metrics: Mapping[str, Any]) -> bool:
+    """Tell whether bins leave the area under the curve near enough."""
+    return (metrics.get("test_auc_bin") or 0.0) <= _MOST_OFF
 
 
 #: The accuracy without a model.
-MOST_FREQUENT = Shown("test_most_frequent", "  of the most frequent class")
+MOST_FREQUENT = Shown("test_most_frequent", "  majority-class baseline")
 #: How good classes, probabilities and sets are, beside the accuracy.
 SCORED = (
     Shown("test_balanced_accuracy", "  balanced accuracy"),
-    _Area("test_auc", "  AUC"),
-    _Area("test_auc_bin", "    may be off by, for bins", 4, zero=False),
+    Shown("test_auc", "  AUC", only=_near),
+    Shown("test_auc_bin", "    binning error (at most)", 4, zero=False, only=_near),
     Shown("test_log_loss", "  log loss of probabilities"),
     Shown("test_log_loss_ovr", "  log loss, one class against the rest"),
     Shown("test_brier", "  Brier score"),
     Shown("test_brier_ovr", "  Brier score, one class against the rest"),
     Shown("test_calibration_error_before", "  calibration error before"),
     Shown("test_calibration_error", "  calibration error after"),
-    Shown("test_set_coverage", "  sets of classes hold the class"),
-    Shown("test_set_size", "    classes in a set", 2),
+    Shown("test_set_coverage", "  conformal coverage"),
+    Shown("test_set_size", "    mean set size", 2),
 )
 #: How good predicted numbers and intervals are, beside the RMSE.
 ERRORS = (
     Shown("test_mae", "  MAE"),
     Shown("test_r2", "  R2"),
-    Shown("test_interval_coverage", "  intervals hold the label"),
-    Shown("test_interval_width", "    width of an interval"),
+    Shown("test_interval_coverage", "  interval coverage"),
+    Shown("test_interval_width", "    mean interval width"),
 )
 #: How good a model is.
 JUDGED = (
@@ -331,7 +343,7 @@ JUDGED = (
     Shown("test_rmse", "RMSE on held-out rows"),
     *ERRORS,
 )
-DIFFERENCE = Shown("centralised_difference", "max. difference to itself pooled", scientific)
+DIFFERENCE = Shown("centralised_difference", "max. difference to pooled model", scientific)
 
 
 class _Iterations(Shown):
@@ -419,7 +431,7 @@ def exposed_rows(result: Summary) -> list[list[str]]:
 def failure_rows(result: Summary) -> list[list[str]]:
     """Return the row of a run's table that counts requests without an answer, if any."""
     lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
-    return [["requests not answered", str(lost)]] if lost else []
+    return [["unanswered requests", str(lost)]] if lost else []
 
 
 def noise_mark(privacy: Mapping[str, Any]) -> str:

@@ -1,25 +1,31 @@
-"""Tables that are split, scaled and dealt, once or anew for every run."""
+"""Tables that are split, scaled and dealt to nodes, once or anew for every run."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import shutil
 import tempfile
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
+from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.encoding import Encoder, Explanation
+from fedkern_flwr.judging.figures import Calibration
 from fedkern_flwr.tables.table import Table
 
 from ...strategies import Method
 from ..run.data import Prepared
+from ..run.judging_plots import plot_judged, plot_predicted
 from .labelled_data import (
     LabelledSettings,
     constant_columns,
@@ -29,9 +35,77 @@ from .labelled_data import (
     read_task,
     scale,
 )
+from .new_rows import read_predictions
 from .pooled import PooledSplit
 
 Floats = NDArray[np.float64]
+_IDS = ("ids", "ids_test")
+
+
+def _nothing(partition: int) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeClients:
+    """A ``client_fn``: builds the client of a node. Workers of Ray get a copy of it.
+
+    Attributes
+    ----------
+    kind : callable
+        Makes the client of the method.
+    table : callable
+        Returns rows and secrets of a node, by its partition.
+    options : dict
+        What all nodes are told of the strategy's options.
+    state_dir : Path or None
+        Where the simulated nodes keep private state for a resumed run.
+    simulated : callable
+        Returns what a node has in a simulation only.
+    configured : callable
+        Returns what the files and the configuration of a deployed node say besides.
+    names : ndarray of str or None
+        Names of the rows, where a column of the table has some.
+    """
+
+    kind: Any
+    table: Callable[[int], Mapping[str, Any]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    state_dir: Path | None = None
+    simulated: Callable[[int], dict[str, Any]] = _nothing
+    configured: Callable[[int], dict[str, Any]] = _nothing
+    names: NDArray[np.str_] | None = None
+    _tables: dict[int, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+
+    def __call__(self, context: Context) -> Any:
+        """Build the client of a node."""
+        partition = int(context.node_config["partition-id"])
+        own = {**self.arguments(partition), **self.simulated(partition)}
+        return self.kind(context, **own, state_dir=self.state_dir)
+
+    def arguments(self, partition: int) -> dict[str, Any]:
+        """Return table, secrets and options of a node."""
+        if partition not in self._tables:  # a run asks for the same tables with every message
+            self._tables[partition] = self.table(partition)
+        return {**self._tables[partition], **self.options}
+
+    def deployed(self, partition: int) -> dict[str, Any]:
+        """Return what the files and the configuration of a deployed node say."""
+        own = {**self.arguments(partition), **self.configured(partition)}
+        numbered = [key for key in _IDS if own.get(key) is not None]
+        if self.names is None:
+            return own
+        return {**own, **{key: self.names[np.asarray(own[key], np.intp)] for key in numbered}}
+
+
+def alignment_key(seed: int) -> bytes:
+    """Return the alignment key of simulated parties."""
+    return hashlib.sha256(b"simulated alignment %d" % seed).digest()
+
+
+def frequency_seed(seed: int, party: int) -> bytes:
+    """Return the secret of a simulated party's directions."""
+    return hashlib.sha256(b"simulated frequencies %d/%d" % (seed, party)).digest()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,8 +124,6 @@ class DealtTable:
         Empty for a regression.
     scaling : dict
         How the table was scaled, plain values.
-    label_bound : float
-        Bound of the scaled labels; held-out ones may lie beyond those of the training rows.
     notes : tuple of str
         What was done to the table, for the user to read.
     ids : ndarray of str, shape (n,), or None
@@ -65,10 +137,14 @@ class DealtTable:
     train: NDArray[np.bool_]
     classes: tuple[float, ...]
     scaling: Mapping[str, Any]
-    label_bound: float = 1.0
     notes: tuple[str, ...] = ()
     ids: NDArray[np.str_] | None = None
     weights: Floats | None = None
+
+    @property
+    def label_bound(self) -> float:
+        """Bound of scaled labels, held-out ones included; clients do not need it of classes."""
+        return 1.0 if self.classes else float(np.fmax.reduce(np.abs(self.y), initial=1.0))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -93,7 +169,20 @@ class DealtTable:
 
     def share(self, count: int) -> tuple[NDArray[np.intp], ...]:
         """Deal the columns of the table evenly, in order; return what became of each share."""
-        return deal_columns(self.scaling["sources"], count)
+        sources = self.scaling["sources"]
+        parts = np.array_split(np.unique(sources), count)
+        return tuple(np.flatnonzero(np.isin(sources, part)) for part in parts)
+
+    def names(self, parts: Iterable[NDArray[np.intp]]) -> list[list[str]]:
+        """Return the names of the columns of each part."""
+        return [[self.columns[place] for place in part] for part in parts]
+
+    def take(self, rows: NDArray[np.intp]) -> Self:
+        """Return the table with some of its rows."""
+        names = ("x", "y", "train", "ids", "weights")
+        parts: dict[str, Any] = {name: getattr(self, name) for name in names}
+        parts = {name: part if part is None else part[rows] for name, part in parts.items()}
+        return replace(self, **parts)
 
     def pooled(self) -> PooledSplit:
         """Return it in the hands of a single owner."""
@@ -112,6 +201,22 @@ class DealtTable:
     def alone(self) -> Iterable[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
         """Return rows with labels, and columns, of each party that could learn without others."""
         return ()
+
+    def node(self, seed: int, partition: int) -> dict[str, Any]:
+        """Return the rows of a node, and its secrets, which follow from the seed of the run."""
+        raise NotImplementedError
+
+    def predicts(self, partition: int) -> bool:
+        """Tell whether a node writes predictions."""
+        return False
+
+    def configured(self, partition: int) -> dict[str, Any]:
+        """Return what files and configuration of a deployed node say besides."""
+        return {}
+
+    def known_labels(self, rows: NDArray[np.intp]) -> Floats | None:
+        """Return the labels of held-out rows; None if some are new rows."""
+        return self.y[rows] if np.isfinite(self.y[rows]).all() else None
 
 
 S = TypeVar("S", bound=LabelledSettings)
@@ -132,16 +237,16 @@ class DealtData(Prepared, Generic[S, D]):
 
     Attributes
     ----------
-    clients : callable
-        Builds what builds the clients, see :class:`~.clients.TableClients`.
+    client : type
+        The client of the method.
     told : tuple of str
         Options of the strategy that the clients are told; they are made anew for others.
     drawn : dict
         Data sets that are drawn, by name.
     """
 
-    clients: ClassVar[Callable[..., Callable[..., Any]]]
-    told: ClassVar[tuple[str, ...]]
+    client: ClassVar[type[Any]]
+    told: ClassVar[tuple[str, ...]] = ()
     drawn: ClassVar[Mapping[str, Callable[[int], Table]]] = {}
 
     def __init__(self, settings: S) -> None:
@@ -185,21 +290,23 @@ class DealtData(Prepared, Generic[S, D]):
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
 
-    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> Any:
+    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> NodeClients:
         """Return what builds the clients of a run."""
         seed = strategy.seed or 0
-        common = {
-            "dealt": self.split(seed),
-            "seed": seed,
-            "options": {name: getattr(strategy, name) for name in self.told},
-            "predictions": self.predictions,
-            "state_dir": state_dir,
-        }
-        return type(self).clients(**{**common, **self.dealing(strategy)})
+        dealt, folder = self.dealt_to(strategy), self.predictions
+        return NodeClients(
+            kind=type(self).client,
+            table=partial(dealt.node, seed),
+            options={name: getattr(strategy, name) for name in self.told},
+            state_dir=state_dir,
+            simulated=partial(_predictions, dealt, folder),
+            configured=dealt.configured,
+            names=dealt.ids,
+        )
 
-    def dealing(self, strategy: Method) -> dict[str, Any]:
-        """Return what else the method's clients are made of."""
-        return {}
+    def dealt_to(self, strategy: Method) -> D:
+        """Return the split of a run, as it is dealt to the nodes of its strategy."""
+        return self.split(strategy.seed or 0)
 
     def variant(self, strategy: Method) -> tuple[Hashable, ...]:
         """Return what the clients depend on: what they are told, and the seed."""
@@ -208,6 +315,25 @@ class DealtData(Prepared, Generic[S, D]):
     def pooled(self, seed: int) -> PooledSplit:
         """Return the split of a run in the hands of a single owner."""
         return self.split(seed).pooled()
+
+    def plot_held_out(self, folder: Path, summary: Mapping[str, Any]) -> dict[str, Path]:
+        """Draw what is known of the held-out rows of the first run; return name -> file."""
+        if not (held_out := summary.get("held_out")):
+            return {}
+        first = self.split(self.settings.seed)
+        made = plot_judged(folder, held_out, first.class_names)
+        found = read_predictions(self.predictions)
+        if first.classes or not found or self.settings.resplit:
+            return made
+        rows = sorted(found)
+        half = float(first.scaling["y_half_range"])
+        predicted = np.array([found[row][0] for row in rows])
+        true, predicted = (v * half + first.scaling["y_middle"] for v in (first.y[rows], predicted))
+        calibration, width = Calibration.read(held_out.get("fitted", ()), 1), None
+        if calibration is not None and math.isfinite(calibration.widths[0]):
+            width = calibration.widths[0] * half
+        file = plot_predicted(true, predicted, width, folder / "predicted.png")
+        return {**made, "predicted_plot": file}
 
     def split(self, seed: int) -> D:
         """Return the split of a run."""
@@ -231,7 +357,6 @@ class DealtData(Prepared, Generic[S, D]):
             train=train,
             classes=classes,
             scaling=scaling,
-            label_bound=bound_of(y, classes),
             ids=table.ids,
             weights=table.weights,
             notes=(
@@ -263,20 +388,7 @@ class DealtData(Prepared, Generic[S, D]):
         """Say who has what of a table, whose columns in ``table`` are as they were."""
 
 
-def deal_columns(sources: Sequence[int], count: int) -> tuple[NDArray[np.intp], ...]:
-    """Deal columns evenly, in order; return the places of what became of those of each share.
-
-    ``sources`` has for each place the column that it comes from.
-    """
-    parts = np.array_split(np.unique(sources), count)
-    return tuple(np.flatnonzero(np.isin(sources, part)) for part in parts)
-
-
-def named_columns(names: tuple[str, ...], parts: Sequence[NDArray[np.intp]]) -> list[list[str]]:
-    """Return the names of the columns of each part."""
-    return [[names[c] for c in part] for part in parts]
-
-
-def bound_of(y: Floats, classes: tuple[float, ...]) -> float:
-    """Return the bound of scaled labels, which clients do not need of classes."""
-    return 1.0 if classes else float(np.fmax.reduce(np.abs(y), initial=1.0))
+def _predictions(dealt: DealtTable, folder: Path, partition: int) -> dict[str, Any]:
+    """Return the file of a simulated node that predicts."""
+    file = folder / f"partition-{partition}.csv"
+    return {"predictions": file} if dealt.predicts(partition) else {}

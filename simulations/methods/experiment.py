@@ -11,9 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fedkern_flwr.errors import OptionError
 from fedkern_flwr.judging.judges import Judges
 from fedkern_flwr.log_lines import utc_now
+from fedkern_flwr.options import at_least
 from fedkern_flwr.progress import Listener, part
 from fedkern_flwr.reporting import RunFacts
 
@@ -98,25 +98,76 @@ def run_entries(
     watch : callable
         Called with the metrics of each round.
     """
-    if runs < 1:
-        raise OptionError(f"runs is {runs}", remedy="use at least 1", code="FK-OPTION-RANGE")
-    steps: list[SimulationStep[Method]] = []
-    for entry in entries:
-        if entry.reference is not None:
-            continue
-        for draw in range(len(entry.results), runs):
-            file = checkpoint_file(checkpoints, draw) if checkpoints is not None else None
-            strategy = method(entry.method)(
-                **entry.options,
-                seed=seed + draw,
-                checkpoint=file,
-                resume=resume and file is not None and file.is_file(),
+    at_least("runs", runs, 1)
+
+    def one_draw(entry: Entry, draw: int) -> SimulationStep[Method]:
+        file = checkpoint_file(checkpoints, draw) if checkpoints is not None else None
+        goes_on, label = bool(resume and file and file.is_file()), draw_label(entry, draw, runs)
+        strategy = method(entry.method)(
+            **entry.options, seed=seed + draw, checkpoint=file, resume=goes_on
+        )
+        started = used = 0.0
+        facts, listener = RunFacts(strategy=strategy), Listener(work)
+
+        def on_round(done: int, total: int, metrics: Mapping[str, Any]) -> None:
+            progress(label, done, total)
+            watch(metrics)
+
+        def before(step: SimulationStep[Method]) -> None:
+            nonlocal started, used
+            started, used = time.monotonic(), time.process_time()
+            facts.began = utc_now()
+            progress(label, 0, 1)
+
+        def after(step: SimulationStep[Method]) -> None:
+            seconds, cpu = time.monotonic() - started, time.process_time() - used
+            if step.audit is not None:
+                seconds -= step.audit.seconds
+                cpu -= step.audit.seconds
+            progress(f"{label}: {family(entry.method).afterwards}", 0, 0)
+            with part("judge"):
+                ledger, measured = strategy.ledger_, measure(strategy)
+            seconds += measured.pop("seconds", 0.0)
+            judged = measured.pop(
+                "judged", strategy.judged_ if isinstance(strategy, Judges) else None
             )
-            label = draw_label(entry, draw, runs)
-            step = _step(entry, label, strategy, progress, work, measure, draw_done, watch)
-            step.start = {**prepared.start(), "timeout": timeout}
-            step.audit = Audit() if audited and draw == 0 else None
-            steps.append(step)
+            simple = measured.pop("no_better_than", "")
+            noted = {"no_better_than": simple} if judged is None and simple else {}
+            noted = noted if judged is None else judged.warnings()
+            entry.results.append(
+                {
+                    **family(entry.method).outcome(strategy),
+                    **({} if judged is None else {"held_out": judged.details()}),
+                    **noted,
+                    "metrics": {**strategy.metrics_, **measured},
+                    "history": strategy.history_,
+                    "exchanges": ledger.exchanges,
+                    "bytes_up": ledger.bytes_up,
+                    "bytes_down": ledger.bytes_down,
+                    "seconds": seconds,
+                    "cpu_seconds": cpu,
+                    "seconds_by_part": dict(listener.seconds),
+                    "failures": ledger.failures,
+                    "privacy": strategy.privacy(),
+                    "run": {**facts.to_dict(), "code": code_digest()},
+                }
+            )
+            if step.audit is not None:
+                entry.results[-1]["privacy"]["seen"] = step.audit.to_dict()
+            draw_done(entry, strategy)
+
+        strategy.on_round = on_round
+        step = SimulationStep(strategy, before=before, after=after, listener=listener)
+        step.start = {**prepared.start(), "timeout": timeout}
+        step.audit = Audit() if audited and draw == 0 else None
+        return step
+
+    steps = [
+        one_draw(entry, draw)
+        for entry in entries
+        if entry.reference is None
+        for draw in range(len(entry.results), runs)
+    ]
     dropped = DropOut(drop, seed) if drop else None
     for _, group in groupby(steps, lambda step: prepared.variant(step.strategy)):
         alike = list(group)
@@ -147,81 +198,10 @@ def summarise(entry: Entry) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions of what a run depends on."""
     found = {"python": platform.python_version(), "platform": sys.platform}
-    for package in (
-        "fedkern-flwr",
-        "flwr",
-        "numpy",
-        "scipy",
-        "scikit-learn",
-        "cryptography",
-        "ray",
-        "xgboost",
-        "xgboost-cpu",
-    ):
+    packages = "fedkern-flwr flwr numpy scipy scikit-learn cryptography ray xgboost xgboost-cpu"
+    for package in packages.split():
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
     return found
-
-
-def _step(
-    entry: Entry,
-    label: str,
-    strategy: Method,
-    progress: Progress,
-    work: Progress,
-    measure: Measure,
-    draw_done: DrawDone,
-    watch: Watch,
-) -> SimulationStep[Method]:
-    started = used = 0.0
-    facts, listener = RunFacts(strategy=strategy), Listener(work)
-
-    def on_round(done: int, total: int, metrics: Mapping[str, Any]) -> None:
-        progress(label, done, total)
-        watch(metrics)
-
-    def before(step: SimulationStep[Method]) -> None:
-        nonlocal started, used
-        started, used = time.monotonic(), time.process_time()
-        facts.began = utc_now()
-        progress(label, 0, 1)
-
-    def after(step: SimulationStep[Method]) -> None:
-        seconds, cpu = time.monotonic() - started, time.process_time() - used
-        if step.audit is not None:
-            seconds -= step.audit.seconds
-            cpu -= step.audit.seconds
-        progress(f"{label}: {family(entry.method).afterwards}", 0, 0)
-        with part("judge"):
-            ledger, measured = strategy.ledger_, measure(strategy)
-        seconds += measured.pop("seconds", 0.0)
-        judged = measured.pop("judged", strategy.judged_ if isinstance(strategy, Judges) else None)
-        simple = measured.pop("no_better_than", "")
-        noted = {"no_better_than": simple} if judged is None and simple else {}
-        noted = noted if judged is None else judged.warnings()
-        entry.results.append(
-            {
-                **family(entry.method).outcome(strategy),
-                **({} if judged is None else {"held_out": judged.details()}),
-                **noted,
-                "metrics": {**strategy.metrics_, **measured},
-                "history": strategy.history_,
-                "exchanges": ledger.exchanges,
-                "bytes_up": ledger.bytes_up,
-                "bytes_down": ledger.bytes_down,
-                "seconds": seconds,
-                "cpu_seconds": cpu,
-                "seconds_by_part": dict(listener.seconds),
-                "failures": ledger.failures,
-                "privacy": strategy.privacy(),
-                "run": {**facts.to_dict(), "code": code_digest()},
-            }
-        )
-        if step.audit is not None:
-            entry.results[-1]["privacy"]["seen"] = step.audit.to_dict()
-        draw_done(entry, strategy)
-
-    strategy.on_round = on_round
-    return SimulationStep(strategy, before=before, after=after, listener=listener)

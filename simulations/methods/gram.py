@@ -1,70 +1,233 @@
-"""Secure Gram: exact kernels of users' ratings, or of a table whose columns parties hold."""
+"""Secure Gram for users: exact kernels of ratings, or of a table whose columns parties hold."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.gram.matrix import count_values, quantise
+from fedkern_flwr.gram.matrix import count_values
 from fedkern_flwr.gram.messages import disjoint_cohorts
-from fedkern_flwr.judging.figures import in_units
-from fedkern_flwr.judging.judges import FIND_RARE
-from fedkern_flwr.nodes import logger
-from fedkern_flwr.progress import part as time_of
-from fedkern_flwr.reporting import whether_converged
+from fedkern_flwr.interactions import is_interactions
 from fedkern_flwr.secure_sum import check_cohort
 from fedkern_flwr.tables.dialect import DIALECT
+from fedkern_flwr.tables.table import Table, how_many
+from fedkern_flwr.vertical.parties import MissingRows
 
-from ... import strategies
+from ...clients import GramClient
 from ...strategies import FedCFK, Method, SecureGram
+from ..run.datasets import BUILTIN_INTERACTIONS
 from ..run.format import figure
-from ..run.options import RUN, Option
-from .base import Config, Family, P, S, check_rounds
-from .common import (
-    COSTS,
-    DIFFERENCE,
-    JUDGED,
-    Shown,
-    accuracy,
-    metric,
-    rmse,
-    scientific,
-    short,
-    to_pooled,
-)
-from .gram_data import GramSettings, InstanceData, prepare_gram
-from .gram_learner import Learner, Machine, choose_machine
+from ..run.options import of_fields
+from ..run.party_files import PartyFiles
+from . import common
+from .base import Config, Family, Kept, P, S, check_rounds
+from .base import rows_of as rows_of_table
+from .dealt_data import DealtData, DealtTable
+from .gram_learner import Coordinator, Learner
+from .labelled_data import LabelledSettings
 from .new_rows import Parts
-from .rating_data import RatingData, rows_of
+from .rating_data import RatingColumns, RatingData, RatingSettings, rows_of
 
+Floats = NDArray[np.float64]
+_PARTIES = 4
+
+
+@dataclass(frozen=True)
+class GramSettings(RatingColumns, LabelledSettings):
+    """Which table or ratings are used, and who gets which columns or users.
+
+    A table's columns are dealt to 4 clients by default.
+
+    Attributes
+    ----------
+    data : str
+        Ratings (built-in, u.data, ratings.dat, .inter, or a table with --user and --item), or a
+        table (built-in, .npz, .csv, .tsv, .parquet).
+    missing : {"encode", "error", "drop-row"}
+        Rows of a table that lack a value (encode: the median, and a column that says so).
+    task : {"auto", "classification", "regression"}
+        What a table's labels are.
+    party : tuple of str
+        File of a node, once for each, instead of --data; FILE:features if its label is not used.
+    """
+
+    holding = "columns"
+
+    test_size: float = 0.25
+    missing: Literal["encode", MissingRows] = "error"
+
+    @property
+    def rates(self) -> bool:
+        """Whether the data are ratings."""
+        named = self.user is not None or self.item is not None
+        if self.party:
+            return named or is_interactions(self.party[0])
+        return named or self.data in BUILTIN_INTERACTIONS or is_interactions(self.data)
+
+    def of_files(self) -> dict[str, Any]:
+        """Return the number of parties or nodes."""
+        return self.ratings().of_files() if self.rates else super().of_files()
+
+    @classmethod
+    def counted(cls, files: PartyFiles) -> dict[str, Any]:
+        """Return how many parties have columns."""
+        return {"clients": sum(map(bool, files.blocks))}
+
+    def describe(self) -> str:
+        """Return who gets what, for the caption of a table."""
+        return self.ratings().describe() if self.rates else f"{self.clients or _PARTIES} parties"
+
+    def ratings(self) -> RatingSettings:
+        """Return the settings for ratings: nothing is held out."""
+        names = {f.name for f in fields(RatingSettings)} & {f.name for f in fields(self)}
+        return RatingSettings(**{**{n: getattr(self, n) for n in names}, "test_size": 0.0})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Instances(DealtTable):
+    """One split of a table.
+
+    Attributes
+    ----------
+    raw : ndarray, shape (n, d), or None
+        Features as they are, if all are numbers.
+    parts : tuple of ndarray
+        Columns of each party.
+    encoding : str
+        What is summed, see :meth:`features`.
+    """
+
+    raw: Floats | None
+    parts: tuple[NDArray[np.intp], ...]
+    encoding: str = "fixed-point"
+
+    def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
+        """Return all rows and the columns of each party, as if each had the labels."""
+        return [(np.ones_like(self.train), part) for part in self.parts]
+
+    def node(self, seed: int, partition: int) -> dict[str, Any]:
+        """Return the columns of a node."""
+        return {"x": self.features(self.encoding)[:, self.parts[partition]].T}
+
+    def features(self, encoding: str) -> Floats:
+        """Return what is summed: whole numbers as they are, or scaled features.
+
+        Raises
+        ------
+        TableError
+            They are to be whole numbers, and the table has others.
+        """
+        if encoding != "counts":
+            return self.x
+        if self.raw is None:
+            raise TableError(
+                "counts are whole numbers, the table has text, dates or booleans",
+                remedy="use --encoding fixed-point",
+                code="FK-VALUES-COUNTS",
+            )
+        return self.raw
+
+
+class InstanceData(DealtData[GramSettings, Instances]):
+    """A table whose columns are dealt to parties.
+
+    Parameters
+    ----------
+    settings : GramSettings
+
+    Raises
+    ------
+    TableError, OptionError
+        The table cannot be used, or there are too few columns to deal.
+    """
+
+    client = GramClient
+
+    def __init__(self, settings: GramSettings) -> None:
+        for name in ("users_per_client", "min_rating", "rating", "time"):
+            if getattr(settings, name) is not None:
+                raise OptionError(
+                    f"{name.replace('_', '-')} is for ratings, {settings.data} is a table",
+                    remedy="leave it out, or name the columns of ratings with --user and --item",
+                    code="FK-DATA-OPTION",
+                )
+        super().__init__(settings)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of parties."""
+        return self.settings.clients or _PARTIES
+
+    def dealt_to(self, strategy: Method) -> Instances:
+        """Return the split of a run, as the encoding of its strategy has it."""
+        assert isinstance(strategy, SecureGram)
+        dealt = super().dealt_to(strategy)
+        dealt.features(strategy.encoding)  # refuses what are no counts
+        return replace(dealt, encoding=strategy.encoding)
+
+    def variant(self, strategy: Method) -> tuple[Hashable, ...]:
+        """Return what the clients depend on: what is summed and how, and the split."""
+        assert isinstance(strategy, SecureGram)
+        seed = strategy.seed if self.settings.resplit else 0
+        return strategy.encoding, seed
+
+    def start(self) -> dict[str, Any]:
+        """Return the number of rounds."""
+        return {"num_rounds": self.settings.rounds or 1}
+
+    def facts(self) -> dict[str, Any]:
+        """Return who got which columns, and how many rows there are."""
+        first = self.split(self.settings.seed)
+        return {**super().facts(), "columns": first.names(first.parts)}
+
+    def deal(self, found: DealtTable, table: Table, seed: int) -> Instances:
+        """Deal the columns to the parties."""
+        columns, parties = found.width, self.num_clients
+        files = self.settings.files
+        parts = None if files is None else [p for p in files.parts(found.source_names) if len(p)]
+        if not 2 <= parties <= columns:
+            raise OptionError(
+                f"{how_many(columns, 'column')} cannot be dealt to {parties} clients",
+                remedy=f"use 2 to {columns} clients",
+                code="FK-COLUMNS-FEW",
+            )
+        raw = None if table.kinds else table.x[:, found.scaling["sources"]]
+        return Instances(**vars(found), raw=raw, parts=tuple(parts or found.share(parties)))
+
+
+def prepare_gram(settings: GramSettings) -> RatingData | InstanceData:
+    """Load ratings or a table."""
+    return RatingData(settings.ratings()) if settings.rates else InstanceData(settings)
+
+
+G = TypeVar("G", bound=SecureGram)
 COLUMNS_READ = ("user", "item", "rating")  # of a file of users to recommend to
 _COLUMNS = {
-    "accuracy": accuracy(4),
-    "rmse": rmse(4),
-    "error": metric(
+    "accuracy": common.accuracy(4),
+    "rmse": common.rmse(4),
+    "error": common.metric(
         "error of K",
         "max_abs_error",
         reading="Error of K: largest difference of an entry of the Gram matrix from that of pooled "
         "data; counts are exact, features are rounded.",
         pooled=True,
     ),
-    "difference": to_pooled(
+    "difference": common.to_pooled(
         "To pooled: largest difference of an output of the machine that the coordinator trains on "
         "the kernel from that of the same machine on pooled, rounded features."
     ),
-    "items": metric("items", "items", 0),
-    **COSTS,
+    "items": common.metric("items", "items", 0),
+    **common.COSTS,
 }
 
 
-class MatrixFamily(Family[S, P]):
+class MatrixFamily(Family[G, S, P]):
     """Methods that sum matrices of products."""
 
     data = "nyc-flights"
@@ -90,8 +253,7 @@ class MatrixFamily(Family[S, P]):
         OptionError, SmallCohortError
         """
         super().check_data(config, prepared)
-        strategy = self._strategy(config["method"])(**config["options"])
-        assert isinstance(strategy, SecureGram)
+        strategy = self.strategy(config)
         if prepared.num_clients < 2:
             raise OptionError(
                 "a single client has nobody to sum with",
@@ -107,9 +269,8 @@ class MatrixFamily(Family[S, P]):
         for members in cohorts:
             check_cohort(len(members), strategy.threshold, strategy.min_cohort)
 
-    def outcome(self, strategy: Method) -> dict[str, Any]:
+    def outcome(self, strategy: G) -> dict[str, Any]:
         """Return how many nodes were summed."""
-        assert isinstance(strategy, SecureGram)
         return {"survivors": len(strategy.survivors_)}
 
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
@@ -123,11 +284,33 @@ class MatrixFamily(Family[S, P]):
         ]
 
 
-class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
+@dataclass(frozen=True)
+class MachineOptions:
+    """What a coordinator does with the matrix of a table.
+
+    Attributes
+    ----------
+    learner : {"svc", "ridge"}
+        Of a table: machine trained on the kernel.
+    cost : float or None
+        C of svc or lambda of ridge (default: cross-validation at the coordinator).
+    class_weight : {"balanced"} or None
+        Of a table: rows of rare classes weigh more, as scikit-learn's balanced.
+    level : float
+        Of a table: of intervals and sets of classes.
+    """
+
+    learner: Learner = "svc"
+    cost: float | None = None
+    class_weight: Literal["balanced"] | None = None
+    level: float = 0.9
+
+
+class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceData]):
     """Secure Gram."""
 
-    strategies = (strategies.SecureGram,)
-    settings = GramSettings
+    strategies = (SecureGram,)
+    settings, makes = GramSettings, staticmethod(prepare_gram)
     run_options = ("learner", "cost", "class_weight", "level")
     draws = "runs"
     afterwards = "training on the kernel"
@@ -135,31 +318,14 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
     columns = _COLUMNS
     usual = "clients kernel min_support learner"
     shown = (
-        *JUDGED,
-        Shown("gamma", "gamma", short),
-        Shown("cost", "C, or lambda", short),
-        DIFFERENCE,
-        Shown("max_abs_error", "largest error of K", scientific),
-        Shown("error_bound", "  bound of rounding", scientific, zero=False),
+        *common.JUDGED,
+        common.Shown("gamma", "gamma", common.short),
+        common.Shown("cost", "C, or lambda", common.short),
+        common.DIFFERENCE,
+        common.Shown("max_abs_error", "largest error of K", common.scientific),
+        common.Shown("error_bound", "  bound of rounding", common.scientific, zero=False),
     )
-    own_options = (
-        Option("learner", Learner, "svc", "Of a table: machine trained on the kernel.", RUN),
-        Option(
-            "cost",
-            float | None,
-            None,
-            "C of svc or lambda of ridge (default: cross-validation at the coordinator).",
-            RUN,
-        ),
-        Option(
-            "class_weight",
-            Literal["balanced"] | None,
-            None,
-            "Of a table: rows of rare classes weigh more, as scikit-learn's balanced.",
-            RUN,
-        ),
-        Option("level", float, 0.9, "Of a table: of intervals and sets of classes.", RUN),
-    )
+    own_options = of_fields(MachineOptions)
     seeded = "split and nodes that take part"
 
     def check(self, config: Config) -> None:
@@ -184,7 +350,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         OptionError, TableError
         """
         super().check_data(config, prepared)
-        strategy = SecureGram(**config["options"])
+        strategy = self.strategy(config)
         if isinstance(prepared, RatingData):
             refuse_options_of_tables(config)
         if isinstance(prepared, InstanceData):
@@ -202,32 +368,23 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
                 code="FK-DATA-OPTION",
             )
 
-    def prepare(self, settings: GramSettings) -> RatingData | InstanceData:
-        """Load ratings or a table and deal it."""
-        return prepare_gram(settings)
-
     def measure(
-        self, strategy: Method, prepared: RatingData | InstanceData, config: Config
+        self, strategy: SecureGram, prepared: RatingData | InstanceData, config: Config
     ) -> dict[str, Any]:
         """Return the error of K, and how good a machine on the kernel of a table is."""
-        assert isinstance(strategy, SecureGram)
         check = self.checks_pooled(prepared, config)
         if isinstance(prepared, RatingData):
             return {"max_abs_error": ratings_error(strategy, prepared)} if check else {}
-        return judge_table(strategy, prepared, config, check=check)
+        learner = Coordinator(strategy, prepared.split(strategy.seed or 0), config)
+        return learner.measure(prepared.pooled(strategy.seed or 0), check=check)
 
     def whole_model(
-        self,
-        strategy: Method,
-        prepared: RatingData | InstanceData,
-        config: Config,
-        state_dir: Path,
-        metrics: Config,
+        self, strategy: SecureGram, prepared: RatingData | InstanceData, kept: Kept
     ) -> Parts | None:
         """Return what predicts rows in one place; nothing does where all are of one class."""
-        assert isinstance(strategy, SecureGram)
         assert isinstance(prepared, InstanceData)
-        return whole_model(strategy, prepared, config, metrics)
+        part = prepared.split(strategy.seed or 0)
+        return Coordinator(strategy, part, kept.config).whole_model(kept.metrics)
 
     def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
         """Return why there are no labels to predict, or no sums of new rows with others."""
@@ -239,8 +396,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         """Return the numbers of nodes, users and items, or of rows."""
         if "users" in facts:
             return f"{facts['users']} users on {facts['clients']} nodes, {facts['items']} items"
-        rows = f"{facts['rows']} training and {facts['held_out_rows']} held-out rows"
-        return f"{facts['clients']} parties, {rows}"
+        return f"{facts['clients']} parties, {rows_of_table(facts)}"
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return what a node sent, and what the server saw."""
@@ -269,25 +425,10 @@ def refuse_options_of_tables(config: Config) -> None:
 
 
 _OF_TABLES = (
-    "label",
-    "target",
-    "id_column",
-    "site_column",
+    *("label", "target", "id_column", "site_column", "use", "ignore", "common_columns"),
+    *("missing", "scaling", "categories", "task", "positive", "train_rows", "test_size"),
+    *("learner", "cost", "class_weight", "level"),
     *DIALECT,
-    "use",
-    "ignore",
-    "common_columns",
-    "missing",
-    "scaling",
-    "categories",
-    "task",
-    "positive",
-    "train_rows",
-    "test_size",
-    "learner",
-    "cost",
-    "class_weight",
-    "level",
 )
 
 
@@ -319,150 +460,3 @@ def ratings_error(strategy: SecureGram, prepared: RatingData) -> int:
     part = (pooled.train + pooled.test)[users][:, strategy.items_]
     exact = (part.T @ part).toarray()
     return int(np.abs(strategy.gram_ - exact).max())
-
-
-def judge_table(
-    strategy: SecureGram, prepared: InstanceData, config: Config, *, check: bool
-) -> dict[str, Any]:
-    """Train a machine on the kernel of a run; return its metrics, seconds and the errors.
-
-    With ``check`` the matrix and the machine are compared with those of the pooled rows.
-    """
-    seed = strategy.seed or 0
-    part = prepared.split(seed)
-    features = np.concatenate([part.parts[p] for p in strategy.survivors_])
-    x = part.features(strategy.encoding)[np.ix_(strategy.items_, features)]
-    gram, y, train = strategy.linear_, part.y[strategy.items_], part.train[strategy.items_]
-    weights = None if part.weights is None else part.weights[strategy.items_][train]
-    found: dict[str, Any] = {"error_bound": strategy.error_bound_}
-    if check:
-        found["max_abs_error"] = largest_error(gram, x)
-    if not (~train).any() or (part.classes and len(np.unique(y[train])) < 2):
-        return found
-    started = time.perf_counter()
-    own = gram[np.ix_(train, train)]
-    stopped = list[int]()
-    with time_of("train"):
-        machine = train_machine(strategy, own, y[train], weights, part.classes, config, seed)
-        outputs = predict_held_out(machine, gram, y, train, weights, stopped.append)
-    seconds = time.perf_counter() - started
-    if machine.learner == "svc":
-        text = f"the support vector machine needs more than {max(stopped, default=0):,} steps"
-        remedy = "scale the columns, leave out one of ids, or give a smaller --cost"
-        found |= whether_converged(not stopped, text, remedy)
-    if check:
-        steps = 2.0**strategy.fraction_bits
-        rounded = np.rint(x * steps) / steps
-        twin = predict_held_out(machine, rounded @ rounded.T, y, train, weights)
-        found["centralised_difference"] = float(np.abs(outputs - twin).max())
-    pooled = prepared.pooled(seed)
-    judged = pooled.judged(outputs, level=config.get("level", 0.9))
-    judged = replace(judged, weighted=bool(config.get("class_weight")))
-    metrics = judged.metrics()
-    if judged.never_found and not judged.weighted:
-        text = "Secure Gram: %d of %d classes are found in no held-out row; %s"
-        logger.warning(text, judged.never_found, judged.yard.classes, FIND_RARE)
-    width = {"gamma": machine.kernel.gamma} if machine.kernel.name in ("rbf", "poly") else {}
-    return {
-        **found,
-        **metrics,
-        **in_units(metrics, pooled.label_unit),
-        "judged": judged,
-        **width,
-        "cost": machine.cost,
-        "seconds": seconds,
-    }
-
-
-def predict_held_out(
-    machine: Machine,
-    gram: NDArray[np.float64],
-    y: NDArray[np.float64],
-    train: NDArray[np.bool_],
-    weights: NDArray[np.float64] | None,
-    stopped: Callable[[int], None] = lambda steps: None,
-) -> NDArray[np.float64]:
-    """Return the outputs of the rows held out; see :meth:`Machine.outputs`."""
-    kernel = machine.kernel.matrix(gram, machine.rows)
-    own, other = kernel[np.ix_(train, train)], kernel[np.ix_(~train, train)]
-    return machine.outputs(own, y[train], other, weights, stopped)
-
-
-def largest_error(gram: NDArray[np.float64], x: NDArray[np.float64]) -> float:
-    """Return the largest difference of a Gram matrix from that of features, block by block."""
-    worst, step = 0.0, 512
-    for start in range(0, len(x), step):
-        rows = slice(start, start + step)
-        worst = max(worst, float(np.abs(gram[rows] - x[rows] @ x.T).max()))
-    return worst
-
-
-def whole_model(
-    strategy: SecureGram,
-    prepared: InstanceData,
-    config: Mapping[str, Any],
-    chosen: Mapping[str, Any],
-) -> Parts | None:
-    """Train the machine of a run on its matrix; return it with the rows that support it.
-
-    ``chosen`` are metrics of the run: width and cost of its machine, if rows were held out to judge
-    one.
-    """
-    part, counts = prepared.split(strategy.seed or 0), strategy.encoding == "counts"
-    train = part.train[strategy.items_]
-    gram, y = strategy.linear_[np.ix_(train, train)], part.y[strategy.items_][train]
-    own = None if part.weights is None else part.weights[strategy.items_][train]
-    if part.classes and len(np.unique(y)) < 2:
-        return None
-    if "cost" in chosen:
-        kernel = strategy.dot_kernel_
-        kernel = replace(kernel, gamma=chosen.get("gamma", kernel.gamma))
-        learner = config.get("learner", "svc")
-        weighed = bool(config.get("class_weight"))
-        machine = Machine(kernel, strategy.rows_, learner, chosen["cost"], part.classes, weighed)
-    else:
-        seed = strategy.seed or 0
-        machine = train_machine(strategy, gram, y, own, part.classes, config, seed)
-    weights, bias = machine.fit(machine.kernel.matrix(gram, machine.rows), y, own)
-    used = np.concatenate([part.parts[p] for p in strategy.survivors_])
-    bits, bound = strategy.fraction_bits, strategy.bound
-    supports = (weights != 0.0).any(axis=1)
-    x = part.features(strategy.encoding)[np.ix_(strategy.items_[train][supports], used)]
-    whole = count_values(x, bound) if counts else quantise(x, bits, bound)
-    arrays = {"instances": whole * 2.0**-bits, "weights": weights[supports], "bias": bias}
-    told = {
-        "encoded": not counts,
-        "encoding": strategy.encoding,
-        "bound": bound,
-        "fraction_bits": bits,
-        "used": used.tolist(),
-        "kernel": asdict(machine.kernel),
-        "rows": machine.rows,
-        "votes": len(part.classes) if machine.learner == "svc" and len(part.classes) > 2 else 0,
-    }
-    return Parts("instances", arrays, told)
-
-
-def train_machine(
-    strategy: SecureGram,
-    gram: NDArray[np.float64],
-    y: NDArray[np.float64],
-    weights: NDArray[np.float64] | None,
-    classes: tuple[float, ...],
-    config: Mapping[str, Any],
-    seed: int,
-) -> Machine:
-    """Choose the machine that a run is asked for on the matrix of the rows to learn from."""
-    return choose_machine(
-        gram,
-        strategy.rows_,
-        y,
-        strategy.dot_kernel_,
-        classes,
-        learner=config.get("learner", "svc"),
-        gamma=strategy.gamma,
-        cost=config.get("cost"),
-        seed=seed,
-        balanced=bool(config.get("class_weight")),
-        weights=weights,
-    )

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import count, product
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.gram.dot_kernels import DotKernel
+from fedkern_flwr.gram.matrix import count_values, quantise
+from fedkern_flwr.judging.figures import in_units
+from fedkern_flwr.judging.judges import FIND_RARE
 from fedkern_flwr.labels import balanced_weights, class_counts, decide, encode_classes
+from fedkern_flwr.nodes import logger
 from fedkern_flwr.options import check_choice
+from fedkern_flwr.progress import part as time_of
 from fedkern_flwr.progress import progress
+from fedkern_flwr.reporting import whether_converged
 from fedkern_flwr.seeding import derive_seed
+
+from ...strategies import SecureGram
+from .new_rows import Config, Parts
+from .pooled import PooledSplit
+
+if TYPE_CHECKING:
+    from .gram import Instances
 
 Floats = NDArray[np.float64]
 Learner = Literal["svc", "ridge"]
@@ -270,3 +285,154 @@ def _errors(outputs: Floats, y: Floats, classes: tuple[float, ...]) -> NDArray[A
     if not classes:
         return np.asarray((outputs[:, 0] - y) ** 2)
     return np.asarray(np.asarray(classes)[decide(outputs)] != y)
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """What is done with the matrix of a run of Secure Gram on a table, where the labels are.
+
+    Attributes
+    ----------
+    strategy : SecureGram
+    part : Instances
+        The table.
+    config : dict
+        Of the run: the machine that it asks for.
+    """
+
+    strategy: SecureGram
+    part: Instances
+    config: Config
+
+    @cached_property
+    def train(self) -> NDArray[np.bool_]:
+        """Which rows of the matrix are learned from."""
+        return self.part.train[self.strategy.items_]
+
+    @cached_property
+    def y(self) -> Floats:
+        """Labels of the rows of the matrix."""
+        return self.part.y[self.strategy.items_]
+
+    @cached_property
+    def weights(self) -> Floats | None:
+        """What the rows count that are learned from."""
+        own = self.part.weights
+        return None if own is None else own[self.strategy.items_][self.train]
+
+    @property
+    def one_class(self) -> bool:
+        """Whether there is nothing to learn: all rows are of one class."""
+        return bool(self.part.classes) and len(np.unique(self.y[self.train])) < 2
+
+    def features(self, rows: Any = slice(None)) -> Floats:
+        """Return the features that were summed, of some rows of the matrix."""
+        used = np.concatenate([self.part.parts[p] for p in self.strategy.survivors_])
+        whole = self.part.features(self.strategy.encoding)
+        return np.asarray(whole[np.ix_(self.strategy.items_[rows], used)])
+
+    def machine(self) -> Machine:
+        """Choose the machine that the run asks for on the matrix of the rows to learn from."""
+        return choose_machine(
+            self.strategy.linear_[np.ix_(self.train, self.train)],
+            self.strategy.rows_,
+            self.y[self.train],
+            self.strategy.dot_kernel_,
+            self.part.classes,
+            learner=self.config.get("learner", "svc"),
+            gamma=self.strategy.gamma,
+            cost=self.config.get("cost"),
+            seed=self.strategy.seed or 0,
+            balanced=bool(self.config.get("class_weight")),
+            weights=self.weights,
+        )
+
+    def outputs(
+        self, machine: Machine, gram: Floats, stopped: Callable[[int], None] = lambda steps: None
+    ) -> Floats:
+        """Return the outputs of the rows held out; see :meth:`Machine.outputs`."""
+        train, kernel = self.train, machine.kernel.matrix(gram, machine.rows)
+        own, other = kernel[np.ix_(train, train)], kernel[np.ix_(~train, train)]
+        return machine.outputs(own, self.y[train], other, self.weights, stopped)
+
+    def measure(self, pooled: PooledSplit, *, check: bool) -> dict[str, Any]:
+        """Train a machine on the kernel of a run; return its metrics, seconds and the errors.
+
+        With ``check`` the matrix and the machine are compared with those of the pooled rows.
+        """
+        strategy, x = self.strategy, self.features()
+        found: dict[str, Any] = {"error_bound": strategy.error_bound_}
+        if check:
+            found["max_abs_error"] = _largest_error(strategy.linear_, x)
+        if self.train.all() or self.one_class:
+            return found
+        started, stopped = time.perf_counter(), list[int]()
+        with time_of("train"):
+            machine = self.machine()
+            outputs = self.outputs(machine, strategy.linear_, stopped.append)
+        seconds = time.perf_counter() - started
+        if machine.learner == "svc":
+            text = f"the support vector machine needs more than {max(stopped, default=0):,} steps"
+            remedy = "scale the columns, leave out one of ids, or give a smaller --cost"
+            found |= whether_converged(not stopped, text, remedy)
+        if check:
+            steps = 2.0**strategy.fraction_bits
+            rounded = np.rint(x * steps) / steps
+            twin = self.outputs(machine, rounded @ rounded.T)
+            found["centralised_difference"] = float(np.abs(outputs - twin).max())
+        judged = pooled.judged(outputs, level=self.config.get("level", 0.9))
+        judged = replace(judged, weighted=bool(self.config.get("class_weight")))
+        metrics = judged.metrics()
+        if judged.never_found and not judged.weighted:
+            text = "Secure Gram: %d of %d classes are found in no held-out row; %s"
+            logger.warning(text, judged.never_found, judged.yard.classes, FIND_RARE)
+        if machine.kernel.name in ("rbf", "poly"):
+            found["gamma"] = machine.kernel.gamma
+        own = {"judged": judged, "cost": machine.cost, "seconds": seconds}
+        return {**found, **metrics, **in_units(metrics, pooled.label_unit), **own}
+
+    def whole_model(self, metrics: Mapping[str, Any]) -> Parts | None:
+        """Return the machine with the rows that support it; None where all are of one class.
+
+        ``metrics`` are those of the run: width and cost of its machine, if rows were held out to
+        judge one.
+        """
+        strategy, train, classes = self.strategy, self.train, self.part.classes
+        if self.one_class:
+            return None
+        if "cost" in metrics:
+            kernel = strategy.dot_kernel_
+            kernel = replace(kernel, gamma=metrics.get("gamma", kernel.gamma))
+            learner, cost = self.config.get("learner", "svc"), metrics["cost"]
+            weighed = bool(self.config.get("class_weight"))
+            machine = Machine(kernel, strategy.rows_, learner, cost, classes, weighed)
+        else:
+            machine = self.machine()
+        gram = machine.kernel.matrix(strategy.linear_[np.ix_(train, train)], machine.rows)
+        weights, bias = machine.fit(gram, self.y[train], self.weights)
+        bits, bound, counts = strategy.fraction_bits, strategy.bound, strategy.encoding == "counts"
+        supports = (weights != 0.0).any(axis=1)
+        x = self.features(np.flatnonzero(train)[supports])
+        whole = count_values(x, bound) if counts else quantise(x, bits, bound)
+        arrays = {"instances": whole * 2.0**-bits, "weights": weights[supports], "bias": bias}
+        used = np.concatenate([self.part.parts[p] for p in strategy.survivors_])
+        told = {
+            "encoded": not counts,
+            "encoding": strategy.encoding,
+            "bound": bound,
+            "fraction_bits": bits,
+            "used": used.tolist(),
+            "kernel": asdict(machine.kernel),
+            "rows": machine.rows,
+            "votes": len(classes) if machine.learner == "svc" and len(classes) > 2 else 0,
+        }
+        return Parts("instances", arrays, told)
+
+
+def _largest_error(gram: Floats, x: Floats) -> float:
+    """Return the largest difference of a Gram matrix from that of features, block by block."""
+    worst, step = 0.0, 512
+    for start in range(0, len(x), step):
+        rows = slice(start, start + step)
+        worst = max(worst, float(np.abs(gram[rows] - x[rows] @ x.T).max()))
+    return worst

@@ -1,45 +1,54 @@
-"""HierarchicalSVM: users in groups, rows or columns split over them."""
+"""HierarchicalSVM for users: rows or columns dealt to groups of users; figures, table and plot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import run_folder, unpack_arrays
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.clients.table_client import PartyTable
+from fedkern_flwr.encoding.columns import Scaling
+from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.groups.linear_model import model_rows
+from fedkern_flwr.groups.messages import AGENT, OWNER, USER
 from fedkern_flwr.judging.figures import in_units
+from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.tables.table import Table, how_many
+from fedkern_flwr.vertical.parties import MissingRows
 
-from ... import strategies
+from ...clients import SVMClient
 from ...strategies import HierarchicalSVM, Method
-from ..engines.faults import DelayLaw
-from ..run import plots
+from ..engines.faults import DelayLaw, GroupDelays, Plan
 from ..run.format import figure
-from ..run.options import METHOD, PARTIES, Option
-from .base import Config, Family, check_numbers, check_rounds, same_number
-from .common import (
-    COSTS,
-    ERRORS,
-    ITERATIONS,
-    MOST_FREQUENT,
-    SCORED,
-    Column,
-    Shown,
-    accuracy,
-    digits,
-    metric,
-    rmse,
-    scientific,
-    to_pooled,
+from ..run.options import METHOD, Option
+from ..run.party_files import PartyFiles
+from ..run.random_labels import RANDOM_LABELS, random_labels
+from ..run.splits import Split, split_rows
+from . import common
+from .base import (
+    Config,
+    Family,
+    Kept,
+    check_numbers,
+    check_rounds,
+    chosen,
+    plot_curves,
+    points_of,
+    rows_of,
 )
-from .groups_data import HierarchicalData
+from .dealt_data import DealtData, DealtTable, alignment_key
 from .groups_oracle import pooled_optimum
-from .groups_settings import HierarchicalSettings
+from .labelled_data import LabelledSettings, check_sites, owners
 from .new_rows import Parts
+from .pooled import PooledSplit
+
+Partition = Literal["horizontal", "vertical"]
 
 DEFAULT_ROUNDS = 200
 USERS, GROUPS = 20, 2  # by default, where there are groups
@@ -51,6 +60,345 @@ _CURVES = {
     "consensus_difference": "change of the model",
     "gap": "duality gap",
 }
+
+
+@dataclass(frozen=True)
+class HierarchicalSettings(LabelledSettings):
+    """Which users are in which group, and who holds what.
+
+    Horizontal: every user holds rows with their labels. Vertical: every group holds a block of
+    columns, dealt in order, its users rows of it; a label owner holds the labels. Rows held out are
+    dealt to the users as well, users to groups evenly and in order.
+
+    Attributes
+    ----------
+    partition : {"horizontal", "vertical"}
+        How the table is split.
+    users : int
+        N, all users (default: 20).
+    groups : int or None
+        S, groups with an agent each; by default none, in a vertical split 2.
+    group_sizes : tuple of int or None
+        Users of each group, separated by commas, instead of --groups.
+    split : {"iid", "site", "dirichlet"}
+        How rows are dealt to users (horizontal).
+    alpha : float
+        Concentration of the Dirichlet split.
+    delay : str or None
+        Simulated: replies of a group's users come later by exponential:SECONDS, drawn per
+        iteration, or fixed:SECONDS; a number for each group, separated by commas.
+    rounds : int or None
+        Most iterations (default: 200).
+    """
+
+    of_method = frozenset({"partition"})
+    worked_out = frozenset({"users", "groups"})
+
+    test_size: float = 0.3
+    missing: Literal["encode", MissingRows] = "error"
+    scaling: Scaling = "none"
+    partition: Partition = "horizontal"
+    users: int = 20
+    groups: int | None = None
+    group_sizes: tuple[int, ...] | None = None
+    split: Split = "iid"
+    alpha: float = 0.5
+    rounds: int | None = None
+    delay: str | None = None
+
+    @classmethod
+    def counted(cls, files: PartyFiles) -> dict[str, Any]:
+        """Return how many users there are, each with rows of its own."""
+        return {"users": len(files.owners), "partition": "horizontal", "split": "site"}
+
+    @property
+    def grouped(self) -> bool:
+        """Whether groups were named."""
+        return self.groups is not None or self.group_sizes is not None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of users of each group; without groups all users are one.
+
+        Raises
+        ------
+        OptionError
+            Users cannot be dealt to groups like that.
+        """
+        sizes = self.group_sizes
+        if sizes is None:
+            groups = self.groups or (2 if self.partition == "vertical" else 1)
+            if not 1 <= groups <= self.users or self.groups == 0:
+                raise OptionError(
+                    f"{self.users} users cannot be dealt to {self.groups} groups",
+                    remedy="use at least one group, and at least as many users",
+                    code="FK-PARTIES-FEW",
+                )
+            each, more = divmod(self.users, groups)
+            sizes = tuple(each + (g < more) for g in range(groups))
+        if min(sizes) < 1 or sum(sizes) != self.users:
+            listed = ", ".join(map(str, sizes))
+            raise OptionError(
+                f"groups of {listed} users are not {self.users} users",
+                remedy="use positive sizes that add up to --users, or leave out --users",
+                code="FK-GROUPS-DIFFER",
+            )
+        return sizes
+
+    def describe(self) -> str:
+        """Return who is in which group, for the caption of a table."""
+        sizes = self.sizes
+        if max(sizes) - min(sizes) > 1:
+            return f"groups of {', '.join(map(str, sizes))} users"
+        return f"{self.users} users in {len(sizes)} group{'s' * (len(sizes) > 1)}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dealt(DealtTable):
+    """One split of the pooled table.
+
+    Attributes
+    ----------
+    blocks : tuple of ndarray
+        Columns of each block: of each group, or all of them.
+    holders : tuple of ndarray of int, each of shape (n,)
+        For each block, the user who holds a row of it.
+    vertical : bool
+        Whether the blocks are those of groups, and the labels at an owner of theirs.
+    sizes : tuple of int
+        Users of each group.
+    agents : bool
+        Whether the groups have agents.
+    """
+
+    blocks: tuple[NDArray[np.intp], ...]
+    holders: tuple[NDArray[np.intp], ...]
+    vertical: bool
+    sizes: tuple[int, ...]
+    agents: bool = True
+
+    def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
+        """Return the rows of each user, as if each had their labels, and its columns."""
+        parts = zip(self.blocks, self.holders, strict=True)
+        return [(who == user, block) for block, who in parts for user in np.unique(who)]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The role of each partition: users in the order of their groups come first."""
+        users, agents = sum(self.sizes), len(self.sizes) * self.agents
+        return (*(USER,) * users, *(AGENT,) * agents, *(OWNER,) * self.vertical)
+
+    def node(self, seed: int, partition: int) -> dict[str, Any]:
+        """Return role, group and table of a node."""
+        role, users, key = self.roles[partition], sum(self.sizes), alignment_key(seed)
+        if role == AGENT:
+            return {"role": AGENT, "group": partition - users}
+        names = np.arange(len(self.y)).astype(str)
+        if role == OWNER:
+            rng = np.random.default_rng(derive_seed(seed, "label owner"))
+            rows = rng.permutation(len(self.y))
+            own = {**self._parts("ids", names, rows), "alignment_key": key, **self._targets(rows)}
+            return {"role": OWNER, "table": _KeptTable(), **own}
+        group = group_of(self.sizes)[partition]
+        block = group if self.vertical else 0
+        rows, columns = np.flatnonzero(self.holders[block] == partition), self.blocks[block]
+        own = self._parts("x", self.x[:, columns], rows)
+        if self.vertical:
+            own |= {**self._parts("ids", names, rows), "alignment_key": key}
+        else:
+            own |= self._targets(rows)
+        named = tuple(self.columns[c] for c in columns)
+        return {"role": USER, "group": group, "table": _KeptTable(), "columns": named, **own}
+
+    def configured(self, partition: int) -> dict[str, Any]:
+        """Return the ids of a deployed user's rows, where the table has some."""
+        if self.ids is None or self.vertical or self.roles[partition] != USER:
+            return {}
+        rows = np.flatnonzero(self.holders[0] == partition)
+        return self._parts("ids", np.arange(len(self.y)), rows)
+
+    def _parts(self, name: str, values: NDArray[Any], rows: NDArray[np.intp]) -> dict[str, Any]:
+        """Return values of rows to learn from and, if any rows are held out, of these."""
+        train = self.train
+        found = {name: values[rows[train[rows]]]}
+        return found if train.all() else {**found, f"{name}_test": values[rows[~train[rows]]]}
+
+    def _targets(self, rows: NDArray[np.intp]) -> dict[str, Any]:
+        found = self._parts("y", self.y, rows)
+        if not np.isfinite(found.get("y_test", 0.0)).all():  # of new rows nobody knows them
+            del found["y_test"]
+        return {**found, "classes": self.class_names or None, "label_bound": self.label_bound}
+
+
+class _KeptTable:
+    """Makes the table of a simulated node when its first message comes; it stays as it is."""
+
+    made: PartyTable | None = None
+
+    def __call__(self, *rows: Any, **how: Any) -> PartyTable:
+        """Return the table of a node."""
+        if self.made is None:
+            self.made = PartyTable(*rows, **how)
+        return self.made
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GroupedSplit(PooledSplit):
+    """Training and held-out rows, with who would hold what.
+
+    Attributes
+    ----------
+    blocks : tuple of ndarray
+        Columns of each block: of each group, or all of them.
+    holders : tuple of ndarray of int, each of shape (n,)
+        For each block, the user who holds a training row of it.
+    sizes : tuple of int
+        Users of each group.
+    rounds : int or None
+        Most iterations.
+    """
+
+    blocks: tuple[NDArray[np.intp], ...]
+    holders: tuple[NDArray[np.intp], ...]
+    sizes: tuple[int, ...]
+    rounds: int | None
+
+
+class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
+    """A table dealt to groups.
+
+    Parameters
+    ----------
+    settings : HierarchicalSettings
+
+    Raises
+    ------
+    TableError, OptionError
+        The table cannot be used, or there are too few rows or columns to deal.
+    """
+
+    client, told = SVMClient, ("allow_single",)
+    drawn = {RANDOM_LABELS: random_labels}  # noqa: RUF012
+
+    def __init__(self, settings: HierarchicalSettings) -> None:
+        self.sizes = settings.sizes
+        super().__init__(settings)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of users, agents and label owners."""
+        owners = self.settings.partition == "vertical"
+        return self.settings.users + len(self.sizes) + owners
+
+    def nodes(self, strategy: Method) -> int:
+        """Return the number of nodes of an architecture: agents are in the hierarchical one."""
+        return self.num_clients if self.layers(strategy) else self.settings.users
+
+    def sizes_of(self, strategy: Method) -> tuple[int, ...]:
+        """Return the number of users of each group of an architecture."""
+        return self.sizes if self.layers(strategy) else (self.settings.users,)
+
+    def layers(self, strategy: Method) -> bool:
+        """Tell whether groups have agents: by default they do where groups were named."""
+        assert isinstance(strategy, HierarchicalSVM)
+        unsaid = strategy.architecture is None and strategy.budget is None
+        return strategy.layers or (unsaid and self.settings.grouped)
+
+    def dealt_to(self, strategy: Method) -> Dealt:
+        """Return the split of a run with the groups of its architecture."""
+        dealt, agents = super().dealt_to(strategy), self.layers(strategy)
+        return replace(dealt, sizes=self.sizes_of(strategy), agents=agents)
+
+    def variant(self, strategy: Method) -> tuple[Hashable, ...]:
+        """Return what nodes and delays depend on."""
+        settings = self.settings
+        *told, seed = super().variant(strategy)
+        own = settings.resplit or settings.delay or settings.partition == "vertical"
+        return self.layers(strategy), *told, seed if own else 0
+
+    def faults(self, strategy: Method) -> Plan | None:
+        """Return the delays of a run; every run has draws of its own."""
+        if self.settings.delay is None:
+            return None
+        groups = group_of(self.sizes_of(strategy))
+        return GroupDelays(DelayLaw.parse(self.settings.delay), groups, strategy.seed or 0)
+
+    def pooled(self, seed: int) -> GroupedSplit:
+        """Return the split of a run in the hands of a single owner, who knows how it was dealt."""
+        dealt = self.split(seed)
+        holders = tuple(holder[dealt.train] for holder in dealt.holders)
+        own: dict[str, Any] = {"sizes": self.sizes, "rounds": self.settings.rounds}
+        return GroupedSplit(**vars(dealt.pooled()), blocks=dealt.blocks, holders=holders, **own)
+
+    def facts(self) -> dict[str, Any]:
+        """Return who got which columns, and how many rows there are."""
+        first = self.split(self.settings.seed)
+        return {
+            **super().facts(),
+            "users": self.settings.users,
+            "group_sizes": list(self.sizes),
+            "columns": first.names(first.blocks),
+        }
+
+    def deal(self, found: DealtTable, table: Table, seed: int) -> Dealt:
+        """Deal columns and rows."""
+        settings, sizes, train = self.settings, self.sizes, found.train
+        vertical = settings.partition == "vertical"
+        if not vertical:
+            blocks: tuple[NDArray[np.intp], ...] = (np.arange(len(found.columns)),)
+            holders = (deal_rows(settings, table, train, settings.users, seed),)
+        elif found.width < len(sizes):
+            raise OptionError(
+                f"{how_many(found.width, 'column')} cannot be dealt to {len(sizes)} groups",
+                remedy="use fewer groups",
+                code="FK-COLUMNS-FEW",
+            )
+        else:
+            blocks, first = found.share(len(sizes)), np.cumsum([0, *sizes[:-1]])
+            seeds = [derive_seed(seed, "group", g) for g in range(len(sizes))]
+            holders = tuple(
+                start + deal_rows(settings, table, train, size, own)
+                for start, size, own in zip(first, sizes, seeds, strict=True)
+            )
+        return Dealt(**vars(found), blocks=blocks, holders=holders, vertical=vertical, sizes=sizes)
+
+
+def group_of(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the group of each user."""
+    return tuple(np.repeat(np.arange(len(sizes)), sizes).tolist())
+
+
+def deal_rows(
+    settings: HierarchicalSettings, table: Table, train: NDArray[np.bool_], users: int, seed: int
+) -> NDArray[np.intp]:
+    """Return to which of so many users each row goes; every user gets rows to learn from.
+
+    Raises
+    ------
+    OptionError, TableError
+        There are too few rows or users.
+    """
+    if train.sum() < users:
+        raise TableError(
+            f"{int(train.sum())} training rows cannot be dealt to {users} users",
+            remedy="use fewer users, or hold out fewer rows",
+            code="FK-ROWS-FEW",
+        )
+    if settings.files is not None:
+        return owners(table, train, users)
+    kind = settings.split
+    if kind == "site":
+        check_sites(table.take(np.flatnonzero(train)), users, "users", "more users")
+    holder = np.empty(table.rows, np.intp)
+    rows, held_out = np.flatnonzero(train), np.flatnonzero(~train)
+    for user, mine in enumerate(
+        split_rows(table.take(rows), kind, users, seed, alpha=settings.alpha)
+    ):
+        holder[rows[mine]] = user
+    rng = np.random.default_rng(derive_seed(seed, "held-out rows of users"))
+    for user, mine in enumerate(np.array_split(rng.permutation(held_out), users)):
+        holder[mine] = user  # whoever judges a row, the sum is the same
+    return holder
 
 
 def _of_converged(name: str) -> Callable[[Mapping[str, Any]], list[float | None]]:
@@ -65,15 +413,15 @@ def _of_converged(name: str) -> Callable[[Mapping[str, Any]], list[float | None]
 
 
 _COLUMNS = {
-    "accuracy": accuracy(4, paper=4),
-    "rmse": rmse(4),
-    "objective": metric("objective", "objective", 3),
-    "gap": to_pooled(
+    "accuracy": common.accuracy(4, paper=4),
+    "rmse": common.rmse(4),
+    "objective": common.metric("objective", "objective", 3),
+    "gap": common.to_pooled(
         "To pooled: objective of the model on all rows, relative to the optimum of pooled data, "
         "less 1.",
         "objective_gap",
     ),
-    "iterations": metric(
+    "iterations": common.metric(
         "iterations",
         "iterations",
         1,
@@ -82,20 +430,20 @@ _COLUMNS = {
         values=_of_converged("iterations"),
         reading="Iterations: those of the slowest group.",
     ),
-    "close": metric(
+    "close": common.metric(
         "iterations to 1e-3",
         "iterations_to_pooled",
         1,
         reading="Iterations to 1e-3: until the objective is within 0.1 % of the pooled optimum.",
         pooled=True,
     ),
-    "time": Column(
+    "time": common.Column(
         ("seconds",),
         lambda s: [figure(s["seconds"], 2)],
-        paper=digits(0),
+        paper=common.digits(0),
         values=_of_converged("seconds"),
     ),
-    "kilobytes": metric(
+    "kilobytes": common.metric(
         "KB up per user",
         "kilobytes_per_user",
         1,
@@ -103,38 +451,37 @@ _COLUMNS = {
         values=_of_converged("kilobytes_per_user"),
         reading="KB up per user: arrays that all nodes sent, divided by the number of users.",
     ),
-    **COSTS,
+    **common.COSTS,
 }
 
 
-class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
+class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, HierarchicalData]):
     """HierarchicalSVM."""
 
-    strategies = (strategies.HierarchicalSVM,)
-    settings = HierarchicalSettings
+    strategies = (HierarchicalSVM,)
+    settings, makes = HierarchicalSettings, HierarchicalData
     draws = "runs"
     checked = ("centralised_objective", "objective_gap")
     app, deployable, nodes = "hierarchical_svm", ("hierarchical-svm",), 8
-    dealt_by_nodes = ("clients", "users")
+    parties, dealt_by_nodes = "users", ("clients", "users")
     columns = _COLUMNS
     usual = "users groups partition model C class_weight"
     shown = (
-        Shown("test_accuracy", "accuracy on held-out rows"),
-        MOST_FREQUENT,
-        Shown("centralised_test_accuracy", _OPTIMUM),
-        *SCORED,
-        Shown("test_rmse", "RMSE on held-out rows"),
-        Shown("centralised_test_rmse", _OPTIMUM),
-        *ERRORS,
-        Shown("objective", "objective"),
-        Shown("centralised_objective", _OPTIMUM),
-        Shown("objective_gap", "  relative difference", scientific),
-        ITERATIONS,
-        Shown("groups_left_out", "groups left out", 0, zero=False),
+        common.Shown("test_accuracy", "accuracy on held-out rows"),
+        common.MOST_FREQUENT,
+        common.Shown("centralised_test_accuracy", _OPTIMUM),
+        *common.SCORED,
+        common.Shown("test_rmse", "RMSE on held-out rows"),
+        common.Shown("centralised_test_rmse", _OPTIMUM),
+        *common.ERRORS,
+        common.Shown("objective", "objective"),
+        common.Shown("centralised_objective", _OPTIMUM),
+        common.Shown("objective_gap", "  relative difference", common.scientific),
+        common.ITERATIONS,
+        common.Shown("groups_left_out", "groups left out", 0, zero=False),
     )
     data = "breast-cancer"
     own_options = (
-        Option("clients", int | None, None, "The same as --users.", PARTIES),
         Option("step_sizes", str | None, None, "rho of each group, separated by commas.", METHOD),
     )
     repetitions = "Runs averaged, each with its own delays and features."
@@ -166,8 +513,21 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         """
         sizes = read_numbers("group-sizes", values["group_sizes"], int)
         steps = read_numbers("step-sizes", values["step_sizes"], float)
-        given = {"group_sizes": sizes, "step_sizes": steps}
-        return super().config(name, {**values, **given, **count_users(values, sizes)})
+        users = self.number_of_parties(values, USERS if sizes is None else sum(sizes))
+        groups, layers = values["groups"], has_agents(values)
+        if sizes is not None and groups not in (None, len(sizes)):
+            raise OptionError(
+                f"{len(sizes)} group sizes are not {groups} groups",
+                remedy="leave out --groups",
+                code="FK-GROUPS-DIFFER",
+            )
+        if groups is None:
+            alone = values.get("party") and users < 2 * GROUPS  # nobody is alone in a group
+            several = GROUPS if layers and not alone else 1
+            groups = len(sizes) if sizes is not None else several
+        made = {"group_sizes": sizes, "step_sizes": steps, "users": users, "groups": groups}
+        made["architecture"] = "hierarchical" if layers else "centralised"
+        return super().config(name, {**values, **made})
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
@@ -230,15 +590,10 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
 
     # -- data and draws
 
-    def prepare(self, settings: HierarchicalSettings) -> HierarchicalData:
-        """Load the table and deal it."""
-        return HierarchicalData(settings)
-
     def measure(
-        self, strategy: Method, prepared: HierarchicalData, config: Config
+        self, strategy: HierarchicalSVM, prepared: HierarchicalData, config: Config
     ) -> dict[str, Any]:
         """Return the pooled optimum, what was sent, and errors in the labels' units."""
-        assert isinstance(strategy, HierarchicalSVM)
         users = prepared.settings.users
         found: dict[str, Any] = {"kilobytes_per_user": strategy.ledger_.bytes_up / 1e3 / users}
         pooled = prepared.pooled(strategy.seed or 0)
@@ -274,30 +629,40 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         return found
 
     def whole_model(
-        self,
-        strategy: Method,
-        prepared: HierarchicalData,
-        config: Config,
-        state_dir: Path,
-        metrics: Config,
+        self, strategy: HierarchicalSVM, prepared: HierarchicalData, kept: Kept
     ) -> Parts:
-        """Return what predicts rows in one place."""
-        assert isinstance(strategy, HierarchicalSVM)
-        return _whole_model(strategy, prepared, state_dir)
+        """Return weights and biases, which agents and label owner of a vertical split kept."""
+        arrays, meta = strategy.model()
+        if strategy.partition == "vertical":
+            split = prepared.split(strategy.seed or 0)
 
-    def outcome(self, strategy: Method) -> dict[str, Any]:
+            def part(partition: int) -> dict[str, np.ndarray]:
+                folder = run_folder(kept.state_dir, meta["session"], partition)
+                return unpack_arrays((folder / f"partition-{partition}.model").read_bytes())[0]
+
+            bias = part(prepared.num_clients - 1)["bias"]
+            weights = np.zeros((len(bias), len(split.columns)))
+            for group in strategy.groups_:
+                own = part(group.agent)
+                mean, deviation = own["coordinates"]
+                scaled = own["weights"].reshape(len(mean), -1) / deviation[:, None]
+                weights[:, split.blocks[group.number]] = scaled.T
+                bias = bias - mean @ scaled
+            arrays = {"weights": weights, "bias": bias}
+            meta = {**meta, "columns": len(split.columns)}
+        names = ("columns", "features", "gamma", "feature_seed")
+        return Parts("linear", arrays, {name: meta[name] for name in names})
+
+    def outcome(self, strategy: HierarchicalSVM) -> dict[str, Any]:
         """Return how many nodes took part to the end, and what was chosen."""
-        assert isinstance(strategy, HierarchicalSVM)
-        tuned = {"tuned": strategy.tuned_} if strategy.tuned_ else {}
-        return {"survivors": len(strategy.nodes.active()), **tuned}
+        return {"survivors": len(strategy.nodes.active()), **chosen(strategy)}
 
     # -- what the user sees of a run
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of users, groups and rows."""
         groups = len(facts["group_sizes"])
-        dealt = f"{facts['users']} users in {groups} group{'s' * (groups > 1)}"
-        return f"{dealt}, {facts['rows']} training and {facts['held_out_rows']} held-out rows"
+        return f"{facts['users']} users in {how_many(groups, 'group')}, {rows_of(facts)}"
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return what the server saw, first of all what matters most."""
@@ -306,26 +671,12 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the residuals, or the label owner's duality gap, over the iterations."""
         curves = {
-            text: [
-                (float(row["round"]), max(float(row[name]), 1e-12), 0.0)
-                for row in summary["history"]
-                if row.get(name) is not None and np.isfinite(row[name])
-            ]
+            text: [(t, max(value, 1e-12), 0.0) for t, value, _ in points]
             for name, text in _CURVES.items()
+            if len(points := points_of(summary["history"], name)) > 1
         }
-        curves = {text: points for text, points in curves.items() if len(points) > 1}
-        if not curves:
-            return {}
-        return {
-            "convergence_plot": plots.plot_sweep(
-                curves,
-                folder / "convergence.png",
-                title=f"{label}: convergence",
-                xlabel="iteration",
-                ylabel="gap, relative to the objective" if "duality gap" in curves else "residuals",
-                svg=False,
-            )
-        }
+        ylabel = "gap, relative to the objective" if "duality gap" in curves else "residuals"
+        return plot_curves(folder, "convergence", curves, f"{label}: convergence", ylabel)
 
 
 def read_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:
@@ -354,52 +705,3 @@ def has_agents(values: Mapping[str, Any]) -> bool:
     needed = ("groups", "group_sizes", "staleness", "step_sizes", "sigma")
     named = {"partition": "vertical", "lost_groups": "leave-out"}
     return any(map(values.get, needed)) or any(values.get(k) == v for k, v in named.items())
-
-
-def count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str, Any]:
-    """Return the numbers of users and groups, which may be named in several ways, and the layers.
-
-    Raises
-    ------
-    OptionError
-        They contradict each other.
-    """
-    users, groups, layers = same_number(values, "users"), values["groups"], has_agents(values)
-    if sizes is not None and groups not in (None, len(sizes)):
-        raise OptionError(
-            f"{len(sizes)} group sizes are not {groups} groups",
-            remedy="leave out --groups",
-            code="FK-GROUPS-DIFFER",
-        )
-    if users is None:
-        users = USERS if sizes is None else sum(sizes)
-    if groups is None:
-        alone = values.get("party") and users < 2 * GROUPS  # nobody is alone in a group
-        several = GROUPS if layers and not alone else 1
-        groups = len(sizes) if sizes is not None else several
-    architecture = "hierarchical" if layers else "centralised"
-    return {"users": users, "groups": groups, "architecture": architecture}
-
-
-def _whole_model(strategy: HierarchicalSVM, prepared: HierarchicalData, state_dir: Path) -> Parts:
-    """Return weights and biases, which agents and label owner of a vertical split kept."""
-    arrays, meta = strategy.model()
-    if strategy.partition == "vertical":
-        split = prepared.split(strategy.seed or 0)
-
-        def part(partition: int) -> dict[str, np.ndarray]:
-            folder = run_folder(state_dir, meta["session"], partition)
-            return unpack_arrays((folder / f"partition-{partition}.model").read_bytes())[0]
-
-        bias = part(prepared.num_clients - 1)["bias"]
-        weights = np.zeros((len(bias), len(split.columns)))
-        for group in strategy.groups_:
-            own = part(group.agent)
-            mean, deviation = own["coordinates"]
-            scaled = own["weights"].reshape(len(mean), -1) / deviation[:, None]
-            weights[:, split.blocks[group.number]] = scaled.T
-            bias = bias - mean @ scaled
-        arrays = {"weights": weights, "bias": bias}
-        meta = {**meta, "columns": len(split.columns)}
-    names = ("columns", "features", "gamma", "feature_seed")
-    return Parts("linear", arrays, {name: meta[name] for name in names})

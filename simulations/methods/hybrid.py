@@ -1,43 +1,321 @@
-"""FedCG: rows and features both split, solved once."""
+"""FedCG for users: rows dealt to hospitals and columns to centres, figures, table and plot."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.hybrid.fourier import draw_block
+from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
+from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
 from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.options import check_memory
-from fedkern_flwr.tables.table import how_many
+from fedkern_flwr.tables.table import Table, how_many
 
-from ... import strategies
-from ...strategies import FedCG, Method
-from ..run import plots
+from ...clients import HybridKernelClient
+from ...clients.fed_cg_kernel import RunState
+from ...strategies import FedCG
+from ..run.data import hold_out
 from ..run.entries import Entry, mean
 from ..run.format import figure
-from ..run.options import PARTIES, Option
-from .base import Config, Family
-from .common import (
-    COSTS,
-    DIFFERENCE,
-    ITERATIONS,
-    JUDGED,
-    Column,
-    Shown,
-    accuracy,
-    metric,
-    rmse,
-    scientific,
-    to_pooled,
-)
-from .hybrid_data import HybridData, HybridSettings
-from .hybrid_fitted import whole_model
+from ..run.options import PARTIES, of_fields
+from ..run.party_files import PartyFiles
+from ..run.splits import Split, split_rows
+from ..run.toy import three_hospitals
+from . import common
+from .base import Config, Family, Kept, chosen, plot_curves, points_of, rows_of
+from .dealt_data import DealtData, DealtTable, alignment_key
 from .hybrid_oracle import centralised_difference
+from .labelled_data import LabelledSettings, check_sites, owners
 from .new_rows import Parts
+from .pooled import PooledSplit
+
+OWN_BLOCK = "clinical"
+
+
+@dataclass(frozen=True)
+class HybridSettings(LabelledSettings):
+    """Which rows go to which hospital and which columns to which centre.
+
+    Columns are dealt in order: the hospitals' own block, then a block per centre.
+
+    Attributes
+    ----------
+    missing : {"error", "drop-row", "neutral"}
+        Rows that lack a block of features.
+    hospitals : int
+        Hospitals, which hold rows (default: 2).
+    centres : int
+        Centres, which hold columns.
+    own_block : bool
+        Hospitals hold the first block of columns.
+    split : {"iid", "site", "dirichlet"}
+        How rows are dealt to hospitals.
+    alpha : float
+        Concentration of the Dirichlet split.
+    allow_single : bool
+        Allow a single hospital, and rows that a single centre knows.
+    paper_split : bool
+        Hold out the rows that the paper's programs do: scikit-learn's train_test_split, seed 0.
+    """
+
+    worked_out = frozenset({"hospitals"})
+    holding = "rows and columns"
+
+    test_size: float = 0.3
+    hospitals: int = 2
+    centres: int = 2
+    own_block: bool = True
+    split: Split = "iid"
+    alpha: float = 0.5
+    allow_single: bool = False
+    paper_split: bool = False
+
+    def training(self, table: Table, seed: int) -> NDArray[np.bool_]:
+        """Return which rows are for training."""
+        if not self.paper_split:
+            return super().training(table, seed)
+        hold_out(table, self.test_size, seed)  # refuses shares that cannot be
+        from sklearn.model_selection import train_test_split
+
+        rows, _ = train_test_split(np.arange(table.rows), test_size=self.test_size, random_state=0)
+        return np.isin(np.arange(table.rows), rows)
+
+    @classmethod
+    def counted(cls, files: PartyFiles) -> dict[str, Any]:
+        """Return how many hospitals and centres there are: owners of labels, and others."""
+        found = {"hospitals": len(files.owners), "centres": len(files.others), "split": "site"}
+        return {**found, "own_block": bool(files.blocks[0])}
+
+    def describe(self) -> str:
+        """Return who gets what, for the caption of a table."""
+        own = "" if self.own_block else " (no own columns)"
+        return f"{how_many(self.hospitals, 'hospital')}{own} and {how_many(self.centres, 'centre')}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HybridSplit(PooledSplit):
+    """Training and held-out rows, with who would hold what.
+
+    Attributes
+    ----------
+    hospital : ndarray of int, shape (n,)
+        To which hospital a training row goes.
+    blocks : dict
+        Name of a block -> positions of its columns; the hospitals' own first, if they have one.
+    """
+
+    hospital: NDArray[np.intp]
+    blocks: Mapping[str, NDArray[np.intp]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pooled(DealtTable):
+    """One split of the pooled table.
+
+    Attributes
+    ----------
+    hospital : ndarray of int, shape (n,)
+        To which hospital a row goes.
+    blocks : dict
+        Name of a block -> positions of its columns; the hospitals' own first, if they have one.
+    labelled : tuple of str
+        Blocks of centres whose files have the labels, which they do not use.
+    """
+
+    hospital: NDArray[np.intp]
+    blocks: Mapping[str, NDArray[np.intp]]
+    labelled: tuple[str, ...] = ()
+
+    @property
+    def hospitals(self) -> int:
+        """Number of hospitals."""
+        return int(self.hospital.max()) + 1
+
+    def pooled(self) -> HybridSplit:
+        """Return it in the hands of a single owner, who knows how it was dealt."""
+        mine = self.hospital[self.train]
+        return HybridSplit(**vars(super().pooled()), hospital=mine, blocks=self.blocks)
+
+    def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
+        """Return the rows of each hospital with their block, and of centres that have labels."""
+        own = self.blocks.get(OWN_BLOCK, np.empty(0, np.intp))
+        found = [(self.hospital == h, own) for h in range(self.hospitals)]
+        return found + [(self.complete(self.blocks[b]), self.blocks[b]) for b in self.labelled]
+
+    def predicts(self, partition: int) -> bool:
+        """Tell whether a node is a hospital: they are partitions 0 to H - 1, centres follow."""
+        return partition < self.hospitals
+
+    def configured(self, partition: int) -> dict[str, Any]:
+        """Return the role of a deployed node."""
+        return {"role": HOSPITAL if self.predicts(partition) else CENTRE}
+
+    def node(self, seed: int, partition: int) -> dict[str, Any]:
+        """Return the block of a node, its rows and secrets."""
+        centre = partition - self.hospitals
+        block = OWN_BLOCK if centre < 0 else [b for b in self.blocks if b != OWN_BLOCK][centre]
+        columns = self.blocks.get(block, np.zeros(0, np.intp))
+        common: dict[str, Any] = {
+            "block": block,
+            "columns": tuple(self.columns[c] for c in columns),
+            "alignment_key": alignment_key(seed),
+            "landmark_seed": public_seed(seed, block),
+        }
+        if centre >= 0:
+            rows = np.flatnonzero(self.complete(columns))
+            rows = np.random.default_rng([seed, partition]).permutation(rows)
+            return {"x": self.x[np.ix_(rows, columns)], "ids": rows, **common}
+        mine = self.hospital == partition
+        train, test = (np.flatnonzero(mine & part) for part in (self.train, ~self.train))
+        return {
+            "x": self.x[np.ix_(train, columns)],
+            "x_test": self.x[np.ix_(test, columns)],
+            "y": self.y[train],
+            "ids": train,
+            "y_test": self.known_labels(test),
+            "ids_test": test,
+            "classes": self.class_names or None,
+            "label_bound": self.label_bound,
+            **common,
+        }
+
+
+class HybridData(DealtData[HybridSettings, Pooled]):
+    """A table dealt to hospitals and centres.
+
+    Parameters
+    ----------
+    settings : HybridSettings
+
+    Raises
+    ------
+    TableError, OptionError
+        The table cannot be used, or there are too few rows or columns to deal.
+    """
+
+    client, told = HybridKernelClient, ("allow_single",)
+    drawn = {"three-hospitals": three_hospitals}  # noqa: RUF012
+
+    def __init__(self, settings: HybridSettings) -> None:
+        if settings.hospitals < 1 or settings.centres < 0:
+            raise OptionError(
+                f"{settings.hospitals} hospitals and {settings.centres} centres",
+                remedy="use at least one hospital",
+                code="FK-PARTIES-FEW",
+            )
+        if not settings.centres and not settings.own_block:
+            raise OptionError(
+                "nobody has columns",
+                remedy="use --own-block or more centres",
+                code="FK-COLUMNS-FEW",
+            )
+        super().__init__(settings)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of hospitals and centres."""
+        return self.settings.hospitals + self.settings.centres
+
+    def facts(self) -> dict[str, Any]:
+        """Return who got which columns and how many rows."""
+        first = self.split(self.settings.seed)
+        rows, held_out = (
+            [int((first.hospital[part] == h).sum()) for h in range(first.hospitals)]
+            for part in (first.train, ~first.train)
+        )
+        return {
+            **super().facts(),
+            "hospitals": self.settings.hospitals,
+            "centres": self.settings.centres,
+            "columns": dict(zip(first.blocks, first.names(first.blocks.values()), strict=True)),
+            "rows": rows,
+            "held_out_rows": held_out,
+        }
+
+    def read(self) -> Table:
+        """Load the table; which rows lack a block is found when the parties match theirs."""
+        missing = self.settings.missing
+        return self.settings.load(missing if missing in ("error", "encode") else "keep")
+
+    def usable(self, table: Table, train: NDArray[np.bool_], seed: int) -> NDArray[np.intp]:
+        """Return all rows, or those that are chosen: those left out are counted first."""
+        if self.settings.train_rows is None:
+            return np.arange(table.rows)
+        return super().usable(table, train, seed)
+
+    def deal(self, found: DealtTable, table: Table, seed: int) -> Pooled:
+        """Deal the columns to blocks, and the rows that hospitals can use."""
+        settings, files = self.settings, self.settings.files
+        names = [OWN_BLOCK] * settings.own_block
+        names += [f"centre {c + 1}" for c in range(settings.centres)]
+        if files is not None:
+            parts = files.parts(found.source_names)[not settings.own_block :]
+        elif found.width < len(names):
+            raise OptionError(
+                f"{how_many(found.width, 'column')} cannot be dealt to {len(names)} blocks",
+                remedy="use fewer centres",
+                code="FK-COLUMNS-FEW",
+            )
+        else:
+            parts = found.share(len(names))
+        blocks = dict(zip(names, parts, strict=True))
+        keep = np.isfinite(found.y)
+        if settings.own_block:
+            keep &= found.complete(blocks[OWN_BLOCK])
+        rows = np.flatnonzero(keep)
+        if len(rows) < len(keep):
+            lack = "the label" + " or a value of the hospitals' block" * settings.own_block
+            note = f"left out {int((~keep).sum())} of {len(keep)} rows that lack {lack}"
+            found = replace(found, notes=(*found.notes, note))
+        found = found.take(rows)
+        for block, columns in blocks.items():
+            if not found.complete(columns).any():
+                raise TableError(
+                    f"every row lacks a column of block {block!r}",
+                    remedy="leave out columns that are mostly empty, or use more centres",
+                    code="FK-VALUES-NOROW",
+                )
+        labelled = () if files is None else (f"centre {k + 1}" for k in files.labelled)
+        hospital = _deal_rows(settings, table.take(rows), found.train, seed)
+        return Pooled(**vars(found), hospital=hospital, blocks=blocks, labelled=tuple(labelled))
+
+
+def _deal_rows(
+    settings: HybridSettings, table: Table, train: NDArray[np.bool_], seed: int
+) -> NDArray[np.intp]:
+    """Return to which hospital each row goes."""
+    if settings.files is not None:
+        return owners(table, train, settings.hospitals)
+    hospitals, parts = settings.hospitals, [part for part in (train, ~train) if part.any()]
+    if settings.split == "site" and table.site is not None:
+        sites = check_sites(table, hospitals, "hospitals", "--hospitals {}")
+        if any(len(np.unique(table.site[part])) < sites for part in parts):
+            parts = [np.ones_like(train)]  # else a hospital's two parts would be of two sites
+    hospital = np.empty(table.rows, np.intp)
+    for held in map(np.flatnonzero, parts):  # so that every hospital has rows of both kinds
+        if len(held) < hospitals:
+            raise OptionError(
+                f"{len(held)} of {table.rows} rows cannot be dealt to {hospitals} hospitals",
+                remedy="use fewer hospitals, or another test-size",
+                code="FK-ROWS-FEW",
+            )
+        rows = table.take(held)
+        dealt = split_rows(rows, settings.split, hospitals, seed, alpha=settings.alpha)
+        for h, mine in enumerate(dealt):
+            hospital[held[mine]] = h
+    if (np.bincount(hospital[train], minlength=hospitals) == 0).any():
+        raise OptionError(
+            "a hospital has no training rows", remedy="use fewer hospitals", code="FK-ROWS-FEW"
+        )
+    return hospital
+
 
 #: Attacks of the paper's Figure 8 and the two closed forms: name -> how tables call them.
 ATTACKS = {
@@ -49,7 +327,7 @@ ATTACKS = {
 }
 
 
-def _stop_epoch(tolerance: str) -> Column:
+def _stop_epoch(tolerance: str) -> common.Column:
     """First iteration at which sum(r^2) is below the paper's tolerance, mean over runs."""
 
     def epochs(summary: Mapping[str, Any]) -> list[float | None]:
@@ -62,7 +340,7 @@ def _stop_epoch(tolerance: str) -> Column:
     def cells(summary: Mapping[str, Any]) -> list[str]:
         return [figure(mean(epochs(summary)), 1)]
 
-    return Column(
+    return common.Column(
         (f"epochs to {tolerance}",),
         cells,
         paper=lambda value: figure(value, 1),
@@ -74,7 +352,7 @@ def _stop_epoch(tolerance: str) -> Column:
 
 def _reconstruction(summary: Mapping[str, Any]) -> list[str]:
     found = summary["metrics"]
-    return [scientific(found.get(f"reconstruction_{name}")) for name in ATTACKS]
+    return [common.scientific(found.get(f"reconstruction_{name}")) for name in ATTACKS]
 
 
 def _server_saw(config: Mapping[str, Any]) -> str:
@@ -94,9 +372,9 @@ def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 
 _COLUMNS = {
-    "accuracy": accuracy(3),
-    "rmse": rmse(3),
-    "recall": metric(
+    "accuracy": common.accuracy(3),
+    "rmse": common.rmse(3),
+    "recall": common.metric(
         "recall",
         "test_recall",
         3,
@@ -104,37 +382,42 @@ _COLUMNS = {
         higher_is_better=True,
         reading="Recall, precision: of held-out rows, mean over the draws.",
     ),
-    "precision": metric("precision", "test_precision", 3, paper=2, higher_is_better=True),
-    "iterations": metric(
+    "precision": common.metric("precision", "test_precision", 3, paper=2, higher_is_better=True),
+    "iterations": common.metric(
         "iterations",
         "iterations",
         1,
         reading="Iterations: of conjugate gradients, 0 where the normal equations were solved.",
     ),
     **{f"stop epoch {t}": _stop_epoch(t) for t in ("1e-3", "1e-4", "1e-6")},
-    "residual": metric("residual", "residual"),
-    "difference": to_pooled(
+    "residual": common.metric("residual", "residual"),
+    "difference": common.to_pooled(
         "To pooled: largest difference of a prediction from that of the pooled solution in "
         "float64, where the labels of a regression are scaled to [-1, 1]."
     ),
-    "reconstruction": Column(tuple(ATTACKS.values()), _reconstruction),
-    **COSTS,
+    "reconstruction": common.Column(tuple(ATTACKS.values()), _reconstruction),
+    **common.COSTS,
 }
 
 
-class _Residual(Shown):
-    """The row of the residual that iterations left."""
+@dataclass(frozen=True)
+class HybridOptions:
+    """Who takes part in a run of FedCG, told in another way.
 
-    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
-        """Return the row, if there were iterations."""
-        return super().rows(metrics) if metrics.get("iterations") else []
+    Attributes
+    ----------
+    clients : int or None
+        Hospitals and centres together, instead of --hospitals.
+    """
+
+    clients: int | None = None
 
 
-class HybridFamily(Family[HybridSettings, HybridData]):
+class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
     """FedCG."""
 
-    strategies = (strategies.FedCG,)
-    settings = HybridSettings
+    strategies = (FedCG,)
+    settings, makes = HybridSettings, HybridData
     left_out = "they lack a block of columns"
     draws = "runs"
     checked = ("centralised_difference",)
@@ -143,21 +426,15 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     columns = _COLUMNS
     usual = "hospitals centres landmarks gamma regularization tune"
     shown = (
-        *JUDGED,
-        DIFFERENCE,
-        replace(ITERATIONS, zero=False),  # a system that is solved directly has none
-        _Residual("residual", "relative residual", scientific),
-    )
-    data = "breast-cancer"
-    own_options = (
-        Option(
-            "clients",
-            int | None,
-            None,
-            "Hospitals and centres together, instead of --hospitals.",
-            PARTIES,
+        *common.JUDGED,
+        common.DIFFERENCE,
+        replace(common.ITERATIONS, zero=False),  # a system that is solved directly has none
+        common.Shown(
+            "residual", "relative residual", common.scientific, only=lambda m: m.get("iterations")
         ),
     )
+    data = "breast-cancer"
+    own_options = of_fields(HybridOptions, PARTIES)
     repetitions, seeded = "Runs averaged, each with its own landmarks.", "split and landmarks"
     always_secure = "columns of a kernel show the rows of a hospital"
 
@@ -214,38 +491,45 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             rows, m = len(prepared.split(config["seed"]).x), int(landmarks)
             check_memory("landmarks", m, 3.0 * m * m + rows * m)
 
-    def prepare(self, settings: HybridSettings) -> HybridData:
-        """Load the table and deal it."""
-        return HybridData(settings)
-
-    def measure(self, strategy: Method, prepared: HybridData, config: Config) -> dict[str, Any]:
+    def measure(self, strategy: FedCG, prepared: HybridData, config: Config) -> dict[str, Any]:
         """Return the difference from the pooled solution, and errors in the labels' units."""
-        assert isinstance(strategy, FedCG)
-        found: dict[str, Any] = {}
+        half = prepared.split(strategy.seed or 0).scaling["y_half_range"]
+        found: dict[str, Any] = in_units(strategy.metrics_, half)
         check = self.checks_pooled(prepared, config)
         difference = centralised_difference(strategy, prepared) if check else None
-        if difference is not None:
-            found["centralised_difference"] = difference
-        half = prepared.split(strategy.seed or 0).scaling["y_half_range"]
-        return found | in_units(strategy.metrics_, half)
+        return found if difference is None else {"centralised_difference": difference, **found}
 
-    def whole_model(
-        self,
-        strategy: Method,
-        prepared: HybridData,
-        config: Config,
-        state_dir: Path,
-        metrics: Config,
-    ) -> Parts:
-        """Return what predicts rows in one place."""
-        assert isinstance(strategy, FedCG)
-        return whole_model(strategy, prepared, state_dir)
+    def whole_model(self, strategy: FedCG, prepared: HybridData, kept: Kept) -> Parts:
+        """Return coefficients and the landmarks of all blocks, drawn from the parties' secrets."""
+        arrays, meta = strategy.model()
+        split = prepared.split(strategy.seed or 0)
+        landmarks = np.zeros((strategy.landmarks_, len(split.columns)))
+        if strategy.basis == "fourier":
+            landmarks, offsets = landmarks[::2], np.zeros(len(landmarks) // 2)
+        centre = prepared.settings.hospitals
+        for block, columns in split.blocks.items():
+            partition = 0 if block == OWN_BLOCK else centre
+            centre += block != OWN_BLOCK
+            party = RunState.unpack(kept.of_node(meta, partition))
+            if strategy.basis == "fourier":
+                gamma, pairs = float(strategy.gammas_[0]), len(landmarks)
+                drawn = draw_block(party.seed, pairs, len(columns), strategy.kernel, gamma)
+                landmarks[:, columns] = drawn[:, :-1]
+                offsets += drawn[:, -1]
+                continue
+            unit, moments = np.tile([0.0, 1.0], (len(columns), 1)), party.arrays.get("moments")
+            landmarks[:, columns] = draw_landmarks(party.seed, len(landmarks), unit, moments)
+        blocks = [columns.tolist() for columns in split.blocks.values()]
+        needed = {"needed": blocks[0]} if prepared.settings.missing == "neutral" else {}
+        own = {name: meta[name] for name in ("kernel", "noise", "classes", "label_bound")}
+        own |= {"blocks": blocks, **needed}
+        if strategy.basis == "fourier":
+            return Parts("fourier", {**arrays, "directions": landmarks, "offsets": offsets}, own)
+        return Parts("landmarks", {**arrays, "landmarks": landmarks}, own)
 
-    def outcome(self, strategy: Method) -> dict[str, Any]:
+    def outcome(self, strategy: FedCG) -> dict[str, Any]:
         """Return which rows were matched, and what was chosen."""
-        assert isinstance(strategy, FedCG)
-        tuned = {"tuned": strategy.tuned_} if strategy.tuned_ else {}
-        return {"matched": strategy.plan_.report(), **tuned}
+        return {"matched": strategy.plan_.report(), **chosen(strategy)}
 
     def per_draw(self, entry: Entry) -> dict[str, Any]:
         """Return the metrics and squared residuals of the single runs."""
@@ -259,9 +543,8 @@ class HybridFamily(Family[HybridSettings, HybridData]):
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of parties and rows."""
-        rows = f"{sum(facts['rows'])} training and {sum(facts['held_out_rows'])} held-out rows"
         hospitals, centres = how_many(facts["hospitals"], "hospital"), facts["centres"]
-        return f"{hospitals}, {how_many(centres, 'centre')}, {rows}"
+        return f"{hospitals}, {how_many(centres, 'centre')}, {rows_of(facts)}"
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return what the server saw, and how many rows lack a block."""
@@ -269,16 +552,8 @@ class HybridFamily(Family[HybridSettings, HybridData]):
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the residual over the iterations, where there were any."""
-        history = summary["history"]
-        if len(history) < 2:
-            return {}
-        return {
-            "residual_plot": plots.plot_sweep(
-                {label: [(row["round"], row["residual"], 0.0) for row in history]},
-                folder / "residual.png",
-                title="Conjugate gradients",
-                xlabel="iteration",
-                ylabel="residual relative to that of zero",
-                svg=False,
-            )
-        }
+        points, ylabel = (
+            points_of(summary["history"], "residual"),
+            "residual relative to that of zero",
+        )
+        return plot_curves(folder, "residual", {label: points}, "Conjugate gradients", ylabel)

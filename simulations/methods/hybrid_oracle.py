@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,10 @@ from fedkern_flwr.hybrid.landmarks import draw_landmarks, moment_sums, public_se
 from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 
 from ...strategies import FedCG
-from .hybrid_data import HybridData, Pooled
 from .new_rows import read_predictions
+
+if TYPE_CHECKING:
+    from .hybrid import HybridData, Pooled
 
 Floats = NDArray[np.float64]
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.hybrid.parties import MissingBlocks
 from fedkern_flwr.labels import name_classes
+from fedkern_flwr.options import at_least, check_choice
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.table import Table, choices
 
@@ -120,12 +121,7 @@ def labelled_rows(
     assert table.y is not None
     keep = np.isfinite(table.y)
     if settings.train_rows is not None:
-        if settings.train_rows < 1:
-            raise OptionError(
-                f"train-rows is {settings.train_rows}",
-                remedy="use at least 1",
-                code="FK-OPTION-RANGE",
-            )
+        at_least("train-rows", settings.train_rows, 1)
         rng = np.random.default_rng(derive_seed(seed, "training rows"))
         mine = np.flatnonzero(train & keep)
         keep &= ~train
@@ -235,10 +231,7 @@ def read_task(
     settings: LabelledSettings, table: Table
 ) -> tuple[tuple[float, ...], tuple[str, ...]]:
     """Return the classes, none for a regression, and notes for the user."""
-    if settings.task not in get_args(Task):
-        raise OptionError(
-            f"there is no task {settings.task!r}", remedy="see --help", code="FK-OPTION-CHOICE"
-        )
+    check_choice("task", settings.task, get_args(Task))
     assert table.y is not None
     y = table.y if table.y_test is None else np.concatenate([table.y, table.y_test])
     values = np.unique(y[np.isfinite(y)])

@@ -13,17 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import write_csv
-from fedkern_flwr.errors import CheckpointError, TableError
+from fedkern_flwr.errors import TableError
 from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.labels import decide
-from fedkern_flwr.model_file import load_model
 from fedkern_flwr.plain_text import read_json
 from fedkern_flwr.tables.dialect import DIALECT
 
 Config = Mapping[str, Any]
 Floats = NDArray[np.float64]
-#: Returns the file that is to be written, or refuses it.
-Target = Callable[[], Path]
 
 
 class Parts(NamedTuple):
@@ -50,70 +47,58 @@ class Parts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SavedRun:
-    """A run whose server's part of the model recommends.
+class NewRows:
+    """Rows that a model predicts, and where its predictions go.
 
     Attributes
     ----------
-    arrays, meta : dict
-        The model.
-    scaling : dict
-        How its table was scaled.
+    data : Path, or list of several
+        Of parties. Rows with the columns of the training data; others are ignored, as is a label.
+        Values beyond the training rows' range are clipped to it.
+    id_column : str or None
+        Column of record ids; by default the run's, if it is there, else row numbers.
+    out : callable
+        Returns the file that is written; it is asked when nothing else can be wrong.
+    client : int or None
+        Of an online method: whose weights predict, by default the mean of all.
+    dialect : dict
+        How the file is written, see :func:`fedkern_flwr.tables.load_table`; what was said of the
+        run's table by default.
     """
 
-    arrays: dict[str, NDArray[Any]]
-    meta: dict[str, Any]
-    scaling: dict[str, Any]
+    data: Any
+    id_column: str | None
+    out: Callable[[], Path]
+    client: int | None
+    dialect: Mapping[str, Any]
 
-    @classmethod
-    def open(cls, folder: Path, config: Config) -> SavedRun:
-        """Read the model of a run.
+    def predict(self, model: FittedModel) -> tuple[int, int]:
+        """Predict the rows and write them: id, then the class and the outputs, or the value.
+
+        Returns
+        -------
+        (int, int)
+            How many were predicted, and how many lack cells.
 
         Raises
         ------
-        CheckpointError
-            The folder has no model, or one of another method.
+        TableError
+            A column of the model is missing, or every row lacks a value.
         """
-        arrays, meta = load_model(folder / "model.npz", config["method"])
-        try:
-            scaling = read_json((folder / "scaling.json").read_text())
-        except (OSError, ValueError):
-            raise CheckpointError(
-                f"{folder} has no scaling.json", remedy="run again", code="FK-CHECKPOINT-DAMAGED"
-            ) from None
-        return cls(arrays, meta, scaling)
-
-
-def predict_file(
-    model: FittedModel, data: Any, id_column: str | None, out: Target, **dialect: Any
-) -> tuple[int, int]:
-    """Predict rows, of one file or of several parties' files, and write them.
-
-    ``out`` returns the file, and is asked when nothing else can be wrong.
-
-    Returns
-    -------
-    (int, int)
-        How many were predicted, and how many lack cells.
-
-    Raises
-    ------
-    TableError
-        A column of the model is missing, or every row lacks a value.
-    """
-    table = model.read(data, id_column, **dialect)
-    for note in table.notes:
-        logging.getLogger("fedkern_flwr").warning(note)
-    x = model.features(table)
-    ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
-    rows = np.flatnonzero(model.complete(x))
-    if not len(rows):
-        raise TableError(
-            "every row lacks a value", remedy="fill in its cells", code="FK-VALUES-NOROW"
-        )
-    named = (id_column or model.meta.get("id")) if table.ids is not None else None
-    write_rows(out(), [ids[row] for row in rows], model, x[rows], named or "id")
-    return len(rows), len(x) - len(rows)
+        model = model if self.client is None else model.of_client(self.client)
+        table = model.read(self.data, self.id_column, **self.dialect)
+        for note in table.notes:
+            logging.getLogger("fedkern_flwr").warning(note)
+        x = model.features(table)
+        ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
+        rows = np.flatnonzero(model.complete(x))
+        if not len(rows):
+            raise TableError(
+                "every row lacks a value", remedy="fill in its cells", code="FK-VALUES-NOROW"
+            )
+        named = (self.id_column or model.meta.get("id")) if table.ids is not None else None
+        write_rows(self.out(), [ids[row] for row in rows], model, x[rows], named or "id")
+        return len(rows), len(x) - len(rows)
 
 
 def write_rows(

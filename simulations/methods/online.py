@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,16 @@ from fedkern_flwr.reporting import whether_converged
 from fedkern_flwr.tables.table import listing
 
 from ... import strategies
-from ...strategies import Method
 from ...strategies.online import OnlineStrategy
 from ..run import plots
 from ..run.entries import Entry, average, mean
 from ..run.format import figure, milli
-from ..run.options import RUN, Option
-from .base import Config, Family
+from ..run.options import of_fields
+from .base import Config, Family, Kept
 from .common import COSTS, Column, drawn
-from .hindsight import server_regret
 from .new_rows import Parts
 from .online_data import DataSettings, Streams, prepare
-from .online_fitted import whole_model
-from .online_streams import read_on
+from .online_fitted import server_regret, whole_model
 
 _COLUMNS = {
     "mse": Column(
@@ -59,7 +57,24 @@ _COLUMNS = {
 }
 
 
-class OnlineFamily(Family[DataSettings, Streams]):
+@dataclass(frozen=True)
+class OnlineOptions:
+    """Options of a run of the online methods.
+
+    Attributes
+    ----------
+    hindsight : bool
+        Also the server's regret against the best kernel in hindsight (pools the data).
+    secure : bool
+        Secure sums: the server sees sums over the clients, no client's update; costs an exchange
+        more per round, and rounds with too few clients are lost.
+    """
+
+    hindsight: bool = False
+    secure: bool = False
+
+
+class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
     """POF-MKL, POF-RLS and the methods they are compared with."""
 
     strategies = (
@@ -72,7 +87,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
         strategies.PerFedAvg,
         strategies.LocalOnly,
     )
-    settings = DataSettings
+    settings, makes = DataSettings, staticmethod(prepare)
     run_options = ("secure", "hindsight")
     draws = "feature draws"
     app, deployable = "pof_mkl", ("pof-mkl", "pof-rls")
@@ -80,29 +95,8 @@ class OnlineFamily(Family[DataSettings, Streams]):
     columns = _COLUMNS
     usual = "clients split kernels_per_round features step_size samples_per_round"
     data = "nyc-weather"
-    own_options = (
-        Option(
-            "hindsight",
-            bool,
-            False,
-            "Also the server's regret against the best kernel in hindsight (pools the data).",
-            RUN,
-        ),
-    )
+    own_options = of_fields(OnlineOptions)
     repetitions, seeded = "Feature draws averaged.", "split and features"
-
-    def secure_options(self) -> list[Option]:
-        """Return the option of secure sums, which simulations do without by default."""
-        return [
-            Option(
-                "secure",
-                bool,
-                False,
-                "Secure sums: the server sees sums over the clients, no client's update; costs an "
-                "exchange more per round, and rounds with too few clients are lost.",
-                RUN,
-            )
-        ]
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration of a run: with a budget of privacy secure sums, no medians."""
@@ -124,13 +118,11 @@ class OnlineFamily(Family[DataSettings, Streams]):
         ranges = "range" if data["scaling"] == "auto" else data["scaling"]
         super().check({**config, "data": {**data, "scaling": ranges}})
 
-    def prepare(self, settings: DataSettings) -> Streams:
-        """Load, scale and deal the data; or have clients read the files of their parties."""
-        return prepare(settings) if settings.stream_wait is None else read_on(settings)
-
-    def measure(self, strategy: Method, prepared: Streams, config: Config) -> dict[str, Any]:
+    def measure(
+        self, strategy: OnlineStrategy, prepared: Streams, config: Config
+    ) -> dict[str, Any]:
         """Return the server's regret where it was asked for, and whether the mean does as well."""
-        shards, metrics = prepared.clients.shards, strategy.metrics_
+        shards, metrics = prepared.shards, strategy.metrics_
         y = np.concatenate([one.y[: prepared.rounds] for one in shards])
         held = np.concatenate([one.y_test for one in shards])
         found: dict[str, Any] = {}
@@ -141,23 +133,14 @@ class OnlineFamily(Family[DataSettings, Streams]):
             found["no_better_than"] = "the mean of all labels"
             if metrics.get("converged", True):  # else it has been said
                 text = "the error is no smaller than that of the mean of all labels"
-                assert isinstance(strategy, OnlineStrategy)
                 found |= whether_converged(False, text, strategy.advice)
         if config.get("hindsight"):
             found["server_regret"] = server_regret(strategy, prepared)
         return found
 
-    def whole_model(
-        self,
-        strategy: Method,
-        prepared: Streams,
-        config: Config,
-        state_dir: Path,
-        metrics: Config,
-    ) -> Parts:
+    def whole_model(self, strategy: OnlineStrategy, prepared: Streams, kept: Kept) -> Parts:
         """Return what predicts rows in one place."""
-        assert isinstance(strategy, OnlineStrategy)
-        return whole_model(strategy, prepared, state_dir)
+        return whole_model(strategy, prepared, kept.state_dir)
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the draws round by round; ``mse_std`` is the standard deviation over draws."""

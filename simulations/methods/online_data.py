@@ -1,4 +1,4 @@
-"""Data of the online methods: every client has a stream of rows."""
+"""Data of the online methods: every client has a stream of rows, perhaps a file that grows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.options import at_least
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.tables.table import Table, drop_constant_columns
 
-from ...clients import OnlineKernelClient
+from ...clients import OnlineKernelClient, StreamClient
 from ...strategies import Method
 from ..run.data import Prepared, TableSettings, held_out_of, hold_out
 from ..run.splits import Split, split_rows
-from .clients import DealtClients
+from .dealt_data import NodeClients
 
 DEFAULT_ROUNDS, DEFAULT_CLIENTS = 500, 10
 
@@ -87,8 +88,8 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class StreamClients(DealtClients):
-    """A ``client_fn``: builds the client of a node from its shard.
+class Streams(Prepared):
+    """Data ready for an online method.
 
     Attributes
     ----------
@@ -96,38 +97,36 @@ class StreamClients(DealtClients):
         By partition.
     columns : tuple of str
         Names of the features.
-    state_dir : path or None
-        Where the simulated nodes keep private state for a resumed run.
+    encoder, scaling
+        What the rows were made with.
+    rounds : int
+        T.
+    files : tuple of dict
+        Where the rows of each client come from while a run goes on; none if they are dealt.
     """
 
-    kind = OnlineKernelClient
     shards: tuple[Shard, ...]
     columns: tuple[str, ...]
-    state_dir: Path | None = None
-
-    def arguments(self, partition: int) -> dict[str, Any]:
-        """Return the table of a node."""
-        shard = self.shards[partition]
-        return {**vars(shard), "columns": self.columns}
-
-
-@dataclass(frozen=True)
-class Streams(Prepared):
-    """Data ready for an online method."""
-
-    clients: StreamClients
     encoder: Encoder
     scaling: Scaling
     rounds: int
     notes: tuple[str, ...]
+    files: tuple[dict[str, Any], ...] = ()
 
     @property
     def num_clients(self) -> int:
         """Number K of clients."""
-        return len(self.clients.shards)
+        return len(self.shards)
 
-    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> StreamClients:
-        """Return what builds the client of a node; all methods have the same."""
+    @property
+    def clients(self) -> NodeClients:
+        """What builds the client of a node; all methods have the same."""
+        dealt = [{**vars(shard), "columns": self.columns} for shard in self.shards]
+        kind = StreamClient if self.files else OnlineKernelClient
+        return NodeClients(kind=kind, table=(self.files or dealt).__getitem__)
+
+    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> NodeClients:
+        """Return what builds the client of a node."""
         return replace(self.clients, state_dir=state_dir)
 
     def start(self) -> dict[str, Any]:
@@ -151,7 +150,7 @@ class Streams(Prepared):
 
 
 def prepare(settings: DataSettings) -> Streams:
-    """Load, scale and deal the data.
+    """Load, scale and deal the data; or have clients read the files of their parties.
 
     Columns that are constant are dropped, others encoded; x is min-max scaled and divided by the
     largest row norm, y is scaled to [0, 1]. In a simulation encoder and scaling are those of all
@@ -162,6 +161,8 @@ def prepare(settings: DataSettings) -> Streams:
     TableError, OptionError
         See :func:`load_data` and :func:`split_rows`.
     """
+    if settings.stream_wait is not None:
+        return _read_on(settings)
     if settings.scaling == "auto":  # they predict numbers
         settings = replace(settings, scaling="range")
     if settings.scaling == "none":
@@ -214,7 +215,7 @@ def prepare(settings: DataSettings) -> Streams:
         for rows, held in zip(parts, test, strict=True)
     )
     notes = (*table.notes, *left_out, *said, *notes)
-    return Streams(StreamClients(shards, table.columns), encoder, scaling, rounds, notes)
+    return Streams(shards, table.columns, encoder, scaling, rounds, notes)
 
 
 def _regression_note(table: Table) -> tuple[str, ...]:
@@ -257,10 +258,7 @@ def _number_of_rounds(
     table: Table, clients: int, settings: DataSettings
 ) -> tuple[int, tuple[str, ...]]:
     if settings.rounds is not None:
-        if settings.rounds < 1:
-            raise OptionError(
-                f"rounds is {settings.rounds}", remedy="use at least 1", code="FK-OPTION-RANGE"
-            )
+        at_least("rounds", settings.rounds, 1)
         return settings.rounds, ()
     available = table.rows // max(1, clients)
     if settings.split == "site" and table.site is not None:
@@ -272,3 +270,59 @@ def _number_of_rounds(
     return available, (
         f"{available} rounds instead of {DEFAULT_ROUNDS}: the data has no more rows",
     )
+
+
+def _read_on(settings: DataSettings) -> Streams:
+    """Return data whose clients read the files of the parties, row by row.
+
+    What is there already tells the ranges, to which later rows are clipped.
+
+    Raises
+    ------
+    OptionError
+        Settings that streams do not have, or a column that is no number.
+    """
+    if not settings.party:
+        raise OptionError(
+            "streams are files of parties",
+            remedy="name them with --party",
+            code="FK-STREAM-PARTIES",
+        )
+    if settings.test_size:
+        raise OptionError(
+            "no rows of a stream are held out",
+            remedy="leave out --test-size",
+            code="FK-DATA-OPTION",
+        )
+    if settings.scaling not in ("auto", "range"):
+        raise OptionError(
+            "streams are scaled by ranges", remedy="leave out --scaling", code="FK-DATA-OPTION"
+        )
+    if settings.rounds is not None:
+        at_least("rounds", settings.rounds, 1)
+    prepared = prepare(replace(settings, rounds=None, stream_wait=None))
+    known = settings.load(settings.missing).columns
+    if strange := [name for name in prepared.columns if name not in known]:
+        raise OptionError(
+            f"{strange[0]!r} was made of text, dates or gaps, and a stream has numbers",
+            remedy="leave those columns out of the files, or run without --stream-wait",
+            code="FK-STREAM-TEXT",
+        )
+    scaling: Scaling = replace(prepared.scaling, clip=True)
+    how = {
+        "label": settings.label,
+        "id_column": settings.id_column,
+        "columns": prepared.columns,
+        "wait": settings.stream_wait,
+        "scaling": scaling,
+        "sep": settings.sep,
+        "decimal": settings.decimal,
+        "na": ",".join(settings.na),
+    }
+    files = tuple({"stream": Path(file), **how} for file in settings.party)
+    rounds, notes = prepared.rounds, prepared.notes
+    if settings.rounds or settings.stream_wait:  # rows may come
+        rounds = settings.rounds or DEFAULT_ROUNDS
+        notes = tuple(note for note in notes if not note.endswith("no more rows"))
+    notes = (*notes, "rows are read from the files while the run goes on")
+    return replace(prepared, files=files, scaling=scaling, rounds=rounds, notes=notes)

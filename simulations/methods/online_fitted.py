@@ -1,4 +1,4 @@
-"""The whole model of a simulated run of an online method: the weights that its clients kept."""
+"""What only a simulation of an online method knows: its whole model, and the server's regret."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from fedkern_flwr.checkpoint import run_folder
 from fedkern_flwr.clients.pof_mkl_samples import StreamAccount
+from fedkern_flwr.kernels.random_features import FeatureMap
 from fedkern_flwr.online import network
 from fedkern_flwr.online.learning import current_weights
 
@@ -18,6 +19,8 @@ from ...strategies.online import OnlineStrategy
 from ...strategies.pof_mkl import KernelLearning
 from .new_rows import Parts
 from .online_data import Streams
+
+_CHUNK = 512  # rows at a time: memory 512 * N * 2D numbers
 
 
 def whole_model(strategy: OnlineStrategy, prepared: Streams, state_dir: Path) -> Parts:
@@ -49,7 +52,7 @@ def _dictionary(strategy: KernelLearning, accounts: Iterable[StreamAccount]) -> 
 
 def _mixtures(strategy: POFRLS, prepared: Streams, state_dir: Path) -> Parts:
     """Return the coefficients of each client's mixture of learners."""
-    request, dimension = strategy.evaluation(), prepared.clients.shards[0].x.shape[1]
+    request, dimension = strategy.evaluation(), prepared.shards[0].x.shape[1]
     accounts = _accounts(strategy, prepared, state_dir)
     weights = np.array([mixture(request, account, dimension) for account in accounts])
     arrays = {"weights": weights, "bandwidths": np.frombuffer(request.bandwidths, "<f8")}
@@ -60,7 +63,7 @@ def _mixtures(strategy: POFRLS, prepared: Streams, state_dir: Path) -> Parts:
 
 def _lone(strategy: LocalOnly, prepared: Streams, state_dir: Path) -> Parts:
     """Return each client's parameters times its weights over the kernels."""
-    fields, dimension = strategy.dictionary_fields(), prepared.clients.shards[0].x.shape[1]
+    fields, dimension = strategy.dictionary_fields(), prepared.shards[0].x.shape[1]
     rule, rate = strategy.weight_fields().values()
     found = []
     for account in _accounts(strategy, prepared, state_dir):
@@ -78,7 +81,7 @@ def _lone(strategy: LocalOnly, prepared: Streams, state_dir: Path) -> Parts:
 def _networks(strategy: PerFedAvg, prepared: Streams) -> Parts:
     """Return each client's network, adapted to the last samples as for held-out rows."""
     request = strategy.evaluation()
-    shards, seed = prepared.clients.shards, request.seed
+    shards, seed = prepared.shards, request.seed
     widths = tuple(int(width) for width in np.frombuffer(request.layers, "<i4"))
     last, found = slice(max(0, request.step - request.samples), request.step), []
     for shard in shards:
@@ -99,3 +102,53 @@ def _accounts(
         files = folder.glob(f"partition-{partition}-round-*.state")
         last = max(files, key=lambda file: int(file.stem.rsplit("-", 1)[1]), default=None)
         yield state() if last is None else state.unpack(last.read_bytes())
+
+
+def server_regret(strategy: OnlineStrategy, prepared: Streams) -> float | None:
+    """Return the squared error of all predictions above that of the best kernel (eq. 12).
+
+    The best kernel is the one whose ridge fit, with the method's own features and lambda, has the
+    smallest squared error over the rows of all clients. Needs the pooled data: simulations only.
+
+    Parameters
+    ----------
+    strategy : OnlineStrategy
+        After its run.
+    prepared : Streams
+        The data of the run.
+
+    Returns
+    -------
+    float or None
+        None for methods without kernels.
+
+    References
+    ----------
+    Ghari and Shen, NeurIPS 2022, eq. 12.
+    """
+    if not isinstance(strategy, KernelLearning):
+        return None
+    shards = prepared.shards
+    x = np.concatenate([shard.x[: prepared.rounds] for shard in shards])
+    y = np.concatenate([shard.y[: prepared.rounds] for shard in shards]) - strategy.centre
+    options = strategy.options()
+    features = FeatureMap(
+        strategy.bandwidths.astype("<f8").tobytes(),
+        x.shape[1],
+        strategy.features,
+        options["seed"],
+        strategy.precision,
+        options["frequency_draw"],
+    )
+    width = 2 * strategy.features
+    gram = np.zeros((strategy.kernels, width, width))
+    moment = np.zeros((strategy.kernels, width))
+    for start in range(0, len(x), _CHUNK):
+        z = features(x[start : start + _CHUNK]).astype(np.float64).transpose(1, 0, 2)
+        gram += z.transpose(0, 2, 1) @ z
+        moment += np.einsum("nbw,b->nw", z, y[start : start + _CHUNK])
+    ridge = max(strategy.regularization, 1e-9) * len(x) * np.eye(width)
+    theta = np.linalg.solve(gram + ridge, moment[..., None])[..., 0]
+    fitted = np.einsum("nw,nwv,nv->n", theta, gram, theta) - 2.0 * np.vecdot(theta, moment)
+    best = float((y @ y + fitted).min())
+    return float(strategy.metrics_["mse"] * len(x)) - best

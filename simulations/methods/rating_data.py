@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -20,15 +21,14 @@ from fedkern_flwr.interactions import (
     hold_out_latest,
     hold_out_random,
 )
-from fedkern_flwr.options import check_choice
+from fedkern_flwr.options import at_least, check_choice
 
 from ...clients import GramClient
-from ...strategies import FedCFK, Method, SecureGram
-from ..engines.ray import ClientFn
+from ...strategies import FedCFK, Method
 from ..run.data import Prepared, Settings
 from ..run.datasets import read_interactions
 from ..run.party_files import check_files
-from .clients import DealtClients
+from .dealt_data import NodeClients
 
 HoldOut = Literal["random", "time"]
 _CLIENTS = 20
@@ -173,8 +173,8 @@ def deal_users(settings: RatingSettings, users: int) -> list[slice]:
             code="FK-OPTION-BOTH",
         )
     for name, value in (("clients", clients), ("users-per-client", each)):
-        if value is not None and value < 1:
-            raise OptionError(f"{name} is {value}", remedy="use at least 1", code="FK-OPTION-RANGE")
+        if value is not None:
+            at_least(name, value, 1)
     if each is not None:
         return [slice(k, min(k + each, users)) for k in range(0, users, each)]
     clients = min(_CLIENTS, users) if clients is None else clients
@@ -199,52 +199,23 @@ class PooledRatings:
     test: csr_array
 
 
-@dataclass(frozen=True)
-class RatingClients(DealtClients):
-    """A ``client_fn``: nodes of one user or of many.
+def _node(
+    train: csr_array,
+    test: csr_array | None,
+    parts: list[slice],
+    users: tuple[str, ...],
+    items: tuple[str, ...],
+    partition: int,
+) -> dict[str, Any]:
+    """Return the ratings of a node's users, of one or of many."""
+    part = parts[partition]
+    held = None if test is None else test[part]
+    return {"x": train[part], "x_test": held, "users": users[part], "items": items}
 
-    Attributes
-    ----------
-    train : csr_array, shape (users, items)
-    test : csr_array or None
-        None where nothing is recommended.
-    parts : list of slice
-        Users of each node.
-    users, items : tuple of str
-        Their names.
-    state_dir : Path or None
-    """
 
-    kind = GramClient
-    train: csr_array
-    test: csr_array | None
-    parts: list[slice]
-    users: tuple[str, ...]
-    items: tuple[str, ...]
-    state_dir: Path | None
-
-    @property
-    def recommendations(self) -> Path | None:
-        """Folder to which nodes write what they recommend to their users, if there is one."""
-        if self.test is None or self.state_dir is None:
-            return None
-        return self.state_dir / "recommendations"
-
-    def simulated(self, partition: int) -> dict[str, Any]:
-        """Return the file for what a node recommends."""
-        folder = self.recommendations
-        path = None if folder is None else folder / f"partition-{partition}.csv"
-        return {"recommendations": path}
-
-    def arguments(self, partition: int) -> dict[str, Any]:
-        """Return ratings and options of a node."""
-        part = self.parts[partition]
-        return {
-            "x": self.train[part],
-            "x_test": None if self.test is None else self.test[part],
-            "users": self.users[part],
-            "items": self.items,
-        }
+def _recommendations(folder: Path | None, partition: int) -> dict[str, Any]:
+    """Return the file for what a simulated node recommends to its users, if there is one."""
+    return {"recommendations": folder and folder / f"partition-{partition}.csv"}
 
 
 class RatingData(Prepared):
@@ -293,19 +264,18 @@ class RatingData(Prepared):
         """Return what the clients depend on: the split."""
         return (strategy.seed or 0) if self.settings.resplit else self.settings.seed
 
-    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> ClientFn:
+    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> NodeClients:
         """Return what builds the nodes."""
-        assert isinstance(strategy, SecureGram)
-        recommends = isinstance(strategy, FedCFK)
-        pooled = self.split(strategy.seed or 0)
-        everything = pooled.train if recommends else pooled.train + pooled.test
-        return RatingClients(
-            everything,
-            pooled.test if recommends else None,
-            self.parts,
-            self.ratings.user_ids,
-            self.ratings.item_ids,
-            state_dir,
+        pooled, users = self.split(strategy.seed or 0), self.ratings.user_ids
+        train, test, folder = pooled.train + pooled.test, None, None
+        if isinstance(strategy, FedCFK):  # of a matrix alone nothing is recommended
+            train, test = pooled.train, pooled.test
+            folder = state_dir and state_dir / "recommendations"
+        return NodeClients(
+            kind=GramClient,
+            table=partial(_node, train, test, self.parts, users, self.ratings.item_ids),
+            state_dir=state_dir,
+            simulated=partial(_recommendations, folder),
         )
 
     def start(self) -> dict[str, Any]:

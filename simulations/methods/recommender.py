@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.errors import CheckpointError, OptionError, TableError
 from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.gram.messages import RANKING
 from fedkern_flwr.gram.recommenders import (
@@ -21,66 +21,68 @@ from fedkern_flwr.gram.recommenders import (
     write_recommendations,
 )
 from fedkern_flwr.interactions import has_header, load_interactions
+from fedkern_flwr.model_file import load_model
+from fedkern_flwr.plain_text import read_json
 from fedkern_flwr.tables.table import listing
 
-from ... import strategies
-from ...strategies import FedCFK, Method
-from .base import Config
-from .common import COSTS, DIFFERENCE, Column, Shown, digits, drawn, metric, range_cells, to_pooled
+from ...strategies import FedCFK
+from . import common
+from .base import Config, chosen
 from .gram import COLUMNS_READ, MatrixFamily
-from .new_rows import SavedRun, Target
+from .new_rows import NewRows
 from .rating_data import RatingData, RatingSettings, rows_of
 from .recommender_oracle import BASELINES, COVERAGE, likes, pooled_kernel, rank_all
 
+_TOP = 100
 _COLUMNS = {
-    "auc": Column(
+    "auc": common.Column(
         ("AUC", "range"),
-        range_cells("auc", 3),
+        common.range_cells("auc", 3),
         rank=lambda s: -(s["metrics"].get("auc") or 0.0),
-        paper=digits(3),
-        values=drawn("auc"),
+        paper=common.digits(3),
+        values=common.drawn("auc"),
         higher_is_better=True,
         reading="AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a "
         "user has not rated before; means over users with ratings in both parts, and their range "
         "over repetitions.",
     ),
-    "ndcg": metric("nDCG@100", "ndcg@100", 3, paper=3, higher_is_better=True),
-    "recall": metric("recall@100", "recall@100", 3, paper=3, higher_is_better=True),
-    "top": Column(
+    "ndcg": common.metric("nDCG@100", "ndcg@100", 3, paper=3, higher_is_better=True),
+    "recall": common.metric("recall@100", "recall@100", 3, paper=3, higher_is_better=True),
+    "top": common.Column(
         ("nDCG@10", "recall@20"),
-        lambda s: [digits(3)(s["metrics"].get(name)) for name in ("ndcg@10", "recall@20")],
+        lambda s: [common.digits(3)(s["metrics"].get(name)) for name in ("ndcg@10", "recall@20")],
         rank=lambda s: -(s["metrics"].get("ndcg@10") or 0.0),
         higher_is_better=True,
     ),
-    "coverage": metric(
+    "coverage": common.metric(
         "coverage@10",
         COVERAGE,
         3,
         reading="Coverage: items that are among the ten best of any user, of all.",
         pooled=True,
     ),
-    "items": metric("items", "items", 0),
-    "users": metric(
+    "items": common.metric("items", "items", 0),
+    "users": common.metric(
         "users",
         "rows",
         0,
         reading="Users: those whose ratings are in the kernel; all get recommendations.",
     ),
-    "difference": to_pooled(
+    "difference": common.to_pooled(
         "To pooled: largest difference of these figures from those of the same learner on pooled "
         "data with the same users and items in the matrix."
     ),
-    "kernel-error": metric("error after the last round", "kernel_error"),
-    "exact-from": metric("exact from round", "exact_from", 0),
-    **COSTS,
+    "kernel-error": common.metric("error after the last round", "kernel_error"),
+    "exact-from": common.metric("exact from round", "exact_from", 0),
+    **common.COSTS,
 }
 
 
-class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
+class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
     """FedCFK."""
 
-    strategies = (strategies.FedCFK,)
-    settings = RatingSettings
+    strategies = (FedCFK,)
+    settings, makes = RatingSettings, RatingData
     left_out = "they rated no item of the kernel"
     draws = "repetitions"
     app, deployable = "fed_cfk", ("fed-cfk",)
@@ -88,16 +90,16 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
     columns = _COLUMNS
     usual = "clients hold_out learner regularization min_support"
     shown = (
-        Shown("auc", "AUC"),
-        Shown("ndcg@100", "nDCG@100"),
-        Shown("recall@100", "recall@100"),
-        Shown("ndcg@10", "nDCG@10"),
-        Shown("popularity ndcg@10", "  of the most popular items"),
-        Shown("item-knn ndcg@10", "  of item-kNN, pooled"),
-        Shown("recall@20", "recall@20"),
-        Shown(COVERAGE, "coverage@10"),
-        Shown("evaluated_users", "users judged", 0),
-        DIFFERENCE,
+        common.Shown("auc", "AUC"),
+        common.Shown("ndcg@100", "nDCG@100"),
+        common.Shown("recall@100", "recall@100"),
+        common.Shown("ndcg@10", "nDCG@10"),
+        common.Shown("popularity ndcg@10", "  of the most popular items"),
+        common.Shown("item-knn ndcg@10", "  of item-kNN, pooled"),
+        common.Shown("recall@20", "recall@20"),
+        common.Shown(COVERAGE, "coverage@10"),
+        common.Shown("evaluated_users", "users judged", 0),
+        common.DIFFERENCE,
     )
     checked = ("centralised_difference", COVERAGE)
     seeded = "split and nodes that take part"
@@ -106,16 +108,11 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         """Deal the users to the nodes."""
         return {"clients": nodes, "users_per_client": None}
 
-    def prepare(self, settings: RatingSettings) -> RatingData:
-        """Load the ratings and hold some out."""
-        return RatingData(settings)
-
-    def measure(self, strategy: Method, prepared: RatingData, config: Config) -> dict[str, Any]:
+    def measure(self, strategy: FedCFK, prepared: RatingData, config: Config) -> dict[str, Any]:
         """Return the difference from the learner on the same users' pooled data, and baselines.
 
         The most popular items are always ranked: a run says if it is no better than they are.
         """
-        assert isinstance(strategy, FedCFK)
         guessed = strategy.metrics_.get("auc", 1.0) <= 0.5
         simple = {"no_better_than": "items in any order"} if guessed else {}
         pooled, parts = prepared.split(strategy.seed or 0), prepared.parts
@@ -124,7 +121,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         given = strategy.regularization or REGULARIZATION[strategy.learner]
         start = strategy.recommender(kernel, given)
 
-        def chosen(node: int) -> Recommender:
+        def learned(node: int) -> Recommender:
             if not strategy.tunes:
                 return start
             own = [likes(pooled.train, u) for u in rows_of(parts, [node]).tolist()]
@@ -132,7 +129,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
 
         found, check = dict[str, Any](), self.checks_pooled(prepared, config)
         if check:
-            judged = [(chosen(node), rows_of(parts, [node])) for node in strategy.judged_]
+            judged = [(learned(node), rows_of(parts, [node])) for node in strategy.judged_]
             ranked = rank_all(judged, pooled)
             if not ranked:
                 return simple
@@ -150,42 +147,17 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             simple = {"no_better_than": "the most popular items"}
         return {**found, **simple}
 
-    def outcome(self, strategy: Method) -> dict[str, Any]:
+    def outcome(self, strategy: FedCFK) -> dict[str, Any]:
         """Return how many nodes were summed, and the lambda that was chosen."""
-        assert isinstance(strategy, FedCFK)
-        tuned = {"tuned": strategy.tuned_} if strategy.tuned_ else {}
-        return {**super().outcome(strategy), **tuned}
+        return {**super().outcome(strategy), **chosen(strategy)}
 
-    def predict(
-        self,
-        folder: Path,
-        config: Config,
-        data: Any,
-        id_column: str | None,
-        out: Target,
-        client: int | None = None,
-        **dialect: Any,
-    ) -> tuple[int, int]:
+    def predict(self, folder: Path, config: Config, new: NewRows) -> tuple[int, int]:
         """Recommend to the users of a file, of one or of many, with the kernel of a run.
 
         The columns are those of the run. Items that the run did not know are ignored; a warning
-        tells how many rows name them.
-
-        Parameters
-        ----------
-        folder : Path
-            Folder of the run.
-        config : mapping
-            The run's configuration.
-        data : Path
-            Ratings of the users; those of at least the run's ``min_rating`` count as positive.
-        id_column, client : None
-            There are none.
-        out : callable
-            Returns the CSV file that is written: user, rank, item and score of at most 100 items
-            that the user did not rate.
-        **dialect
-            Of tables: ratings have none.
+        tells how many rows name them. Ratings of at least the run's ``min_rating`` count as
+        positive. Written are user, rank, item and score of at most 100 items that the user did not
+        rate.
 
         Returns
         -------
@@ -197,33 +169,37 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         TableError
             The ratings cannot be used, or nobody likes an item of the kernel.
         OptionError
-            A column of record ids is named.
+            A column of record ids, a client or a dialect of tables is named.
         CheckpointError
             The folder has no model.
         """
+        data = new.data
         if not isinstance(data, Path):
             raise OptionError(
-                "new ratings are in one file",
-                remedy="name it with --data",
-                code="FK-PREDICT-ROWS",
+                "new ratings are in one file", remedy="name it with --data", code="FK-PREDICT-ROWS"
             )
-        if id_column is not None:
+        if new.id_column is not None:
             raise OptionError(
                 "ratings have no ids of records", remedy="leave out --id", code="FK-DATA-OPTION"
             )
-        if client is not None:
+        if new.client is not None:
             raise OptionError(
                 "all users of FedCFK have one kernel",
                 remedy="leave out --client",
                 code="FK-MODEL-CLIENT",
             )
-        for name, value in dialect.items():
+        for name, value in new.dialect.items():
             if value:
                 problem = f"{name} is for tables, {data.name} holds ratings"
                 raise OptionError(problem, remedy="leave it out", code="FK-DATA-OPTION")
-        run = SavedRun.open(folder, config)
-        arrays, meta, own = run.arrays, run.meta, config["data"]
-        names, items = tuple(run.scaling["items"]), arrays["items"]
+        (arrays, meta), own = load_model(folder / "model.npz", config["method"]), config["data"]
+        try:
+            scaling = read_json((folder / "scaling.json").read_text())
+        except (OSError, ValueError):
+            raise CheckpointError(
+                f"{folder} has no scaling.json", remedy="run again", code="FK-CHECKPOINT-DAMAGED"
+            ) from None
+        names, items = tuple(scaling["items"]), arrays["items"]
         run_columns = [own[n] or n for n in COLUMNS_READ if n != "rating" or own[n]]
         found = load_interactions(
             data,
@@ -273,12 +249,9 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             )
         for note in found.notes:
             logging.getLogger("fedkern_flwr").warning(note)
-        write_recommendations(out(), lines)
+        write_recommendations(new.out(), lines)
         return made, found.users - made
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of users, items and nodes."""
         return f"{facts['users']} users on {facts['clients']} nodes, {facts['items']} items"
-
-
-_TOP = 100

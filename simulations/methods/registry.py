@@ -67,13 +67,13 @@ METHODS = _Methods()
 
 
 @cache
-def _load(place: str) -> Family[Any, Any]:
+def _load(place: str) -> Family[Any, Any, Any]:
     module, name = place.split(".")
-    made: Family[Any, Any] = getattr(import_module(f".{module}", __package__), name)()
+    made: Family[Any, Any, Any] = getattr(import_module(f".{module}", __package__), name)()
     return made
 
 
-def families() -> list[Family[Any, Any]]:
+def families() -> list[Family[Any, Any, Any]]:
     """Return all families."""
     return [_load(place) for place in _FAMILIES]
 
@@ -95,7 +95,7 @@ def method(name: str) -> type[Method]:
     return METHODS[name]
 
 
-def family(name: str) -> Family[Any, Any]:
+def family(name: str) -> Family[Any, Any, Any]:
     """Return the family of a method.
 
     Raises
@@ -107,7 +107,7 @@ def family(name: str) -> Family[Any, Any]:
     return _load(_FAMILY_OF[name])
 
 
-def family_with(settings: Settings) -> Family[Any, Any]:
+def family_with(settings: Settings) -> Family[Any, Any, Any]:
     """Return the family whose data has settings of this kind."""
     return next(family for family in families() if family.settings is type(settings))
 

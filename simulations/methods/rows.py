@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.errors import TableError
-from fedkern_flwr.method import Method, MethodClient, PrivateMethod
+from fedkern_flwr.method import Method, PrivateMethod
 from fedkern_flwr.options import declared
 from fedkern_flwr.registered import client_of, find_method, registered
 from fedkern_flwr.tables.table import Table, drop_constant_columns
@@ -22,9 +23,9 @@ from fedkern_flwr.tables.table import Table, drop_constant_columns
 from ..run.data import Prepared, TableSettings, held_out_of, hold_out
 from ..run.format import figure
 from ..run.splits import Split, split_rows
-from .base import Config, Family
-from .clients import DealtClients
+from .base import Config, Family, Kept
 from .common import COSTS, Column
+from .dealt_data import NodeClients
 from .new_rows import Parts
 
 Missing = Literal["encode", "error", "drop-row"]
@@ -61,37 +62,14 @@ class RowSettings(TableSettings):
         return self.load(self.missing, labelled=self.label is not None)
 
 
-@dataclass(frozen=True)
-class RowClients(DealtClients):
-    """A ``client_fn``: builds the client of a node from its rows.
+def _simulated(state_dir: Path | None, partition: int) -> dict[str, Any]:
+    """Return where a simulated node writes its results, beside its state, and what draws them."""
+    results = state_dir and state_dir.parent / "nodes" / str(partition)
+    return {"results": results, "draw": scatter_plot()}
 
-    Attributes
-    ----------
-    kind : type of MethodClient
-    tables : tuple of dict
-        Arguments of each client.
-    state_dir : path or None
-        Where the simulated nodes keep private state; what they write goes beside it.
-    """
 
-    kind: type[MethodClient]
-    tables: tuple[dict[str, Any], ...]
-    state_dir: Path | None = None
-
-    def arguments(self, partition: int) -> dict[str, Any]:
-        """Return the table of a node."""
-        return self.tables[partition]
-
-    def simulated(self, partition: int) -> dict[str, Any]:
-        """Return where a node writes its results, and what draws them."""
-        results = None
-        if self.state_dir is not None:
-            results = self.state_dir.parent / "nodes" / str(partition)
-        return {"results": results, "draw": scatter_plot()}
-
-    def deployed(self, partition: int) -> dict[str, Any]:
-        """Return what the files and the configuration of a deployed node say."""
-        return {**self.tables[partition], "results": "results"}
+def _configured(partition: int) -> dict[str, Any]:
+    return {"results": "results"}
 
 
 @dataclass(frozen=True)
@@ -107,9 +85,15 @@ class RowData(Prepared):
         """Number of clients."""
         return len(self.tables)
 
-    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> RowClients:
+    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> NodeClients:
         """Return what builds the clients of a method."""
-        return RowClients(client_of(type(strategy)), self.tables, state_dir)
+        return NodeClients(
+            kind=client_of(type(strategy)),
+            table=self.tables.__getitem__,
+            state_dir=state_dir,
+            simulated=partial(_simulated, state_dir),
+            configured=_configured,
+        )
 
     def variant(self, strategy: Method) -> str:
         """Return the method: each has clients of its own."""
@@ -134,11 +118,36 @@ class RowData(Prepared):
         return self.encoder.explain()
 
 
-class RowsFamily(Family[RowSettings, RowData]):
+def prepare(settings: RowSettings) -> RowData:
+    """Load the table, hold rows out, encode the features, deal the rows.
+
+    The encoder is of the training rows; a deployment declares ranges.
+    """
+    table = drop_constant_columns(settings.table())
+    whole, each = table, settings.files is not None
+    table, x_test, y_test = hold_out(table, settings.test_size, settings.seed, each_site=each)
+    encoder = settings.encoder(table)
+    x, x_test = (encoder.transform(replace(table, x=part)) for part in (table.x, x_test))
+    parts = split_rows(table, settings.split, settings.clients, settings.seed, alpha=settings.alpha)
+    tests = np.array_split(np.arange(len(x_test)), len(parts))
+    if settings.files is not None:
+        tests = held_out_of(whole, table)
+    given = []
+    for rows, held in zip(parts, tests, strict=True):
+        own: dict[str, Any] = {"x": x[rows], "x_test": x_test[held], "columns": encoder.outputs}
+        if table.y is not None:
+            own |= {"y": table.y[rows], "y_test": y_test[held]}
+        if table.ids is not None:
+            own["ids"] = [str(name) for name in np.asarray(table.ids)[rows]]
+        given.append(own)
+    return RowData(tuple(given), encoder, (*table.notes, *encoder.left_out(table)))
+
+
+class RowsFamily(Family[Method, RowSettings, RowData]):
     """Methods of rows that are registered, see :mod:`fedkern_flwr.registered`."""
 
     strategies = tuple(find_method(name) for name in registered())
-    settings = RowSettings
+    settings, makes = RowSettings, staticmethod(prepare)
     app, deployable = "method", tuple(registered())
     columns = {  # noqa: RUF012
         "figures": Column(("figures",), lambda s: [_figures(s)], reading="Figures: see its page."),
@@ -156,40 +165,7 @@ class RowsFamily(Family[RowSettings, RowData]):
                 "the data has no labels", remedy="name them with --label", code="FK-LABELS-MISSING"
             )
 
-    def prepare(self, settings: RowSettings) -> RowData:
-        """Load the table, hold rows out, encode the features, deal the rows.
-
-        The encoder is of the training rows; a deployment declares ranges.
-        """
-        table = drop_constant_columns(settings.table())
-        whole, each = table, settings.files is not None
-        table, x_test, y_test = hold_out(table, settings.test_size, settings.seed, each_site=each)
-        encoder = settings.encoder(table)
-        x, x_test = (encoder.transform(replace(table, x=part)) for part in (table.x, x_test))
-        parts = split_rows(
-            table, settings.split, settings.clients, settings.seed, alpha=settings.alpha
-        )
-        tests = np.array_split(np.arange(len(x_test)), len(parts))
-        if settings.files is not None:
-            tests = held_out_of(whole, table)
-        given = []
-        for rows, held in zip(parts, tests, strict=True):
-            own: dict[str, Any] = {"x": x[rows], "x_test": x_test[held], "columns": encoder.outputs}
-            if table.y is not None:
-                own |= {"y": table.y[rows], "y_test": y_test[held]}
-            if table.ids is not None:
-                own["ids"] = [str(name) for name in np.asarray(table.ids)[rows]]
-            given.append(own)
-        return RowData(tuple(given), encoder, (*table.notes, *encoder.left_out(table)))
-
-    def whole_model(
-        self,
-        strategy: Method,
-        prepared: RowData,
-        config: Config,
-        state_dir: Path,
-        metrics: Config,
-    ) -> Parts:
+    def whole_model(self, strategy: Method, prepared: RowData, kept: Kept) -> Parts:
         """Return the model that the server has."""
         found = strategy.fitted()
         return Parts(found.meta["form"], found.arrays, found.meta)

@@ -1,82 +1,240 @@
-"""FDSKL: columns split over parties, labels with some of them."""
+"""FDSKL for users: columns dealt to parties, labels to some of them; figures, table and plot."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedkern_flwr.checkpoint import run_folder
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.kernels.random_features import draw_directions, draw_offsets
 from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.options import check_memory
+from fedkern_flwr.tables.table import Table, how_many
+from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE, MissingRows
 
-from ... import strategies
-from ...strategies import FDSKL, Method
-from ..run import plots
+from ...clients import VerticalKernelClient
+from ...strategies import FDSKL
 from ..run.format import figure
-from ..run.options import PARTIES, Option
-from .base import Config, Family, check_numbers, check_rounds, same_number
-from .common import (
-    COSTS,
-    DIFFERENCE,
-    JUDGED,
-    Column,
-    Shown,
-    accuracy,
-    digits,
-    drawn,
-    metric,
-    rmse,
-    short,
-    to_pooled,
+from ..run.party_files import PartyFiles
+from . import common
+from .base import (
+    Config,
+    Family,
+    Kept,
+    check_numbers,
+    check_rounds,
+    plot_curves,
+    rows_of,
 )
+from .dealt_data import DealtData, DealtTable, alignment_key, frequency_seed
+from .labelled_data import LabelledSettings
 from .new_rows import Parts
 from .pooled import error_of
-from .vertical_data import VerticalData, VerticalSettings, frequency_seed
 from .vertical_oracle import centralised_difference
 
 DEFAULT_ROUNDS = 200
 
 
+@dataclass(frozen=True)
+class VerticalSettings(LabelledSettings):
+    """Which columns go to which party.
+
+    Columns are dealt to the parties in order; the first so many have the labels, of an equal share
+    of the rows each.
+
+    Attributes
+    ----------
+    parties : int
+        Parties, which hold columns (default: 4).
+    active_parties : int
+        Parties that hold labels.
+    allow_single : bool
+        Let an active party learn the phases of the only other party with columns.
+    rounds : int or None
+        Iterations of schedule streaming (default: 200).
+    """
+
+    worked_out = frozenset({"parties"})
+    holding = "columns"
+
+    test_size: float = 0.25
+    missing: Literal["encode", MissingRows] = "error"
+    parties: int = 4
+    active_parties: int = 1
+    allow_single: bool = False
+    rounds: int | None = None
+
+    @classmethod
+    def counted(cls, files: PartyFiles) -> dict[str, Any]:
+        """Return how many parties there are, of which one has the labels."""
+        return {"parties": len(files.blocks), "active_parties": 1}
+
+    def describe(self) -> str:
+        """Return who gets what, for the caption of a table."""
+        return f"{self.parties} parties, {self.active_parties} with labels"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Columns(DealtTable):
+    """One split of the pooled table.
+
+    Attributes
+    ----------
+    owner : ndarray of int, shape (n,)
+        Active party that has the label of a row.
+    parts : tuple of ndarray
+        Columns of each party.
+    actives : int
+        Parties with labels, which are the first.
+    labelled : tuple of int
+        Other parties whose files have the labels, which they do not use.
+    """
+
+    owner: NDArray[np.intp]
+    parts: tuple[NDArray[np.intp], ...]
+    actives: int
+    labelled: tuple[int, ...] = ()
+
+    def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
+        """Return the labelled rows of each party that has labels, and its columns."""
+        found = [(self.owner == p, self.parts[p]) for p in np.unique(self.owner)]
+        return found + [(self.complete(self.parts[p]), self.parts[p]) for p in self.labelled]
+
+    def predicts(self, party: int) -> bool:
+        """Tell whether a party is active."""
+        return party < self.actives
+
+    def configured(self, party: int) -> dict[str, Any]:
+        """Return the role of a deployed node."""
+        return {"role": ACTIVE if self.predicts(party) else PASSIVE}
+
+    def node(self, seed: int, party: int) -> dict[str, Any]:
+        """Return the rows, labels and secrets of a party; rows stand in an order of its own."""
+        columns = self.parts[party]
+        rows = np.random.default_rng([seed, party]).permutation(len(self.y))
+        rows = rows[self.complete(columns)[rows]]
+        x = self.x[np.ix_(rows, columns)]
+        common = {
+            "columns": tuple(self.columns[c] for c in columns),
+            "alignment_key": alignment_key(seed),
+            "frequency_seed": frequency_seed(seed, party),
+        }
+        if not self.predicts(party):
+            return {"x": x, "ids": rows.astype(str), **common}
+        mine, train = self.owner[rows] == party, self.train[rows]
+        tests = mine & ~train
+        return {
+            "x": x[~tests],
+            "y": np.where(mine & train, self.y[rows], np.nan)[~tests],
+            "weights": None if self.weights is None else self.weights[rows[~tests]],
+            "ids": rows[~tests].astype(str),
+            "x_test": x[tests],
+            "y_test": self.known_labels(rows[tests]),
+            "ids_test": rows[tests].astype(str),
+            "classes": self.class_names or None,
+            "label_bound": self.label_bound,
+            **common,
+        }
+
+
+class VerticalData(DealtData[VerticalSettings, Columns]):
+    """A table whose columns are dealt to parties.
+
+    Parameters
+    ----------
+    settings : VerticalSettings
+
+    Raises
+    ------
+    TableError, OptionError
+        The table cannot be used, or there are too few columns to deal.
+    """
+
+    client, told = VerticalKernelClient, ("allow_single",)
+
+    def __init__(self, settings: VerticalSettings) -> None:
+        if not 1 <= settings.active_parties <= settings.parties:
+            raise OptionError(
+                f"{settings.active_parties} of {settings.parties} parties are active",
+                remedy="use at least one, and no more than there are parties",
+                code="FK-OPTION-RANGE",
+            )
+        super().__init__(settings)
+
+    @property
+    def num_clients(self) -> int:
+        """Number q of parties."""
+        return self.settings.parties
+
+    def facts(self) -> dict[str, Any]:
+        """Return who got which columns, and how many rows there are."""
+        first = self.split(self.settings.seed)
+        return {
+            **super().facts(),
+            "parties": self.settings.parties,
+            "active_parties": self.settings.active_parties,
+            "columns": first.names(first.parts),
+        }
+
+    def deal(self, found: DealtTable, table: Table, seed: int) -> Columns:
+        """Deal the columns to the parties, and the labels to the active ones."""
+        settings, files = self.settings, self.settings.files
+        if files is not None:
+            parts = files.parts(found.source_names)
+        elif found.width < settings.parties:
+            raise OptionError(
+                f"{how_many(found.width, 'column')} cannot be dealt to {settings.parties} parties",
+                remedy="use fewer parties",
+                code="FK-COLUMNS-FEW",
+            )
+        else:
+            parts = found.share(settings.parties)
+        owner, actives = np.zeros(len(found.y), np.intp), settings.active_parties
+        for part in (found.train, ~found.train):
+            owner[part] = np.arange(int(part.sum())) % actives
+        labelled = () if files is None else tuple(k + 1 for k in files.labelled)
+        return Columns(**vars(found), owner=owner, parts=parts, actives=actives, labelled=labelled)
+
+
 _COLUMNS = {
-    "accuracy": accuracy(4),
-    "rmse": rmse(4),
-    "difference": to_pooled(
+    "accuracy": common.accuracy(4),
+    "rmse": common.rmse(4),
+    "difference": common.to_pooled(
         "To pooled: largest difference of a prediction from that of the same training on pooled "
         "data with the same directions, where the labels of a regression are scaled to [-1, 1]; it "
         "comes from rounding phases."
     ),
-    "gamma": metric("gamma", "gamma", short),
-    "regularization": metric("lambda", "regularization", short),
-    "minutes": Column(
+    "gamma": common.metric("gamma", "gamma", common.short),
+    "regularization": common.metric("lambda", "regularization", common.short),
+    "minutes": common.Column(
         ("minutes",),
         lambda s: [figure(s["seconds"] / 60.0, 2)],
-        paper=digits(0),
-        values=drawn("seconds", 60.0),
+        paper=common.digits(0),
+        values=common.drawn("seconds", 60.0),
     ),
-    **COSTS,
+    **common.COSTS,
 }
 
 
-class VerticalFamily(Family[VerticalSettings, VerticalData]):
+class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
     """FDSKL."""
 
-    strategies = (strategies.FDSKL,)
-    settings = VerticalSettings
+    strategies = (FDSKL,)
+    settings, makes = VerticalSettings, VerticalData
     draws = "runs"
     checked = ("centralised_difference",)
     app, deployable = "fdskl", ("fdskl",)
-    dealt_by_nodes = ("clients", "parties")
+    parties, dealt_by_nodes = "parties", ("clients", "parties")
     columns = _COLUMNS
     usual = "parties schedule features gamma regularization loss"
     reading = ("Methods whose name says pooled see all columns at once; they cost no exchange.",)
     data = "breast-cancer"
-    own_options = (Option("clients", int | None, None, "The same as --parties.", PARTIES),)
     repetitions = "Runs averaged, each with its own directions."
     seeded = "split, batches and directions"
     always_secure = "phases without masks show columns"
@@ -92,8 +250,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
         ------
         OptionError
         """
-        parties = same_number(values, "parties")
-        return super().config(name, {**values, "parties": 4 if parties is None else parties})
+        return super().config(name, {**values, "parties": self.number_of_parties(values, 4)})
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
@@ -141,56 +298,38 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
             rows = len(prepared.split(config["seed"]).x)
             check_memory("features", features, 3.0 * features * min(features, 2 * rows))
 
-    def prepare(self, settings: VerticalSettings) -> VerticalData:
-        """Load the table and deal it."""
-        return VerticalData(settings)
-
-    def measure(self, strategy: Method, prepared: VerticalData, config: Config) -> dict[str, Any]:
+    def measure(self, strategy: FDSKL, prepared: VerticalData, config: Config) -> dict[str, Any]:
         """Return the difference from the pooled twin, and errors in the labels' units."""
-        assert isinstance(strategy, FDSKL)
-        found: dict[str, Any] = {}
-        check = self.checks_pooled(prepared, config)
-        difference = centralised_difference(strategy, prepared) if check else None
-        if difference is not None:
-            found["centralised_difference"] = difference
         part = prepared.split(strategy.seed or 0)
         half = part.scaling["y_half_range"]
-        found |= in_units(strategy.metrics_, half)
+        found: dict[str, Any] = in_units(strategy.metrics_, half)
         if not part.classes and "validation_score" in strategy.metrics_:
             unit = half * part.label_bound
             found["validation_score"] = strategy.metrics_["validation_score"] * unit
-        return found
+        check = self.checks_pooled(prepared, config)
+        difference = centralised_difference(strategy, prepared) if check else None
+        return found if difference is None else {"centralised_difference": difference, **found}
 
-    def whole_model(
-        self,
-        strategy: Method,
-        prepared: VerticalData,
-        config: Config,
-        state_dir: Path,
-        metrics: Config,
-    ) -> Parts:
+    def whole_model(self, strategy: FDSKL, prepared: VerticalData, kept: Kept) -> Parts:
         """Return the coefficients that active parties kept, and the directions of all."""
-        assert isinstance(strategy, FDSKL)
         _, meta = strategy.model()
         split, law = prepared.split(strategy.seed or 0), (strategy.kernel, strategy.gamma_)
         weights, directions = [], []
         offsets: list[list[np.ndarray]] = [[] for _ in split.parts]
         for owner in strategy.upto_:
-            folder = run_folder(state_dir, meta["session"], owner)
-            file = folder / f"partition-{owner}-round-{meta['step']}.state"
-            found = KeptState.unpack(file.read_bytes()).arrays
+            found = KeptState.unpack(kept.of_node(meta, owner)).arrays
             alpha = found.get("alpha")
             if alpha is None:  # it has led no iteration
                 continue
             count = len(alpha)
             intercept = found.get("intercept", alpha[:0])
             weights.append(np.concatenate([alpha * np.sqrt(count), intercept]))
-            drawn = np.zeros((count, len(split.columns)))
+            placed = np.zeros((count, len(split.columns)))
             for party, columns in enumerate(split.parts):
                 seed = frequency_seed(strategy.seed or 0, party)
-                drawn[:, columns] = draw_directions(seed, owner, count, len(columns), *law)
+                placed[:, columns] = draw_directions(seed, owner, count, len(columns), *law)
                 offsets[party].append(draw_offsets(seed, owner, count, *law))
-            directions.append(drawn)
+            directions.append(placed)
         arrays = {
             "weights": np.concatenate(weights),
             "directions": np.concatenate(directions),
@@ -205,25 +344,24 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
         }
         return Parts("directions", arrays, told)
 
-    def outcome(self, strategy: Method) -> dict[str, Any]:
+    def outcome(self, strategy: FDSKL) -> dict[str, Any]:
         """Return the number of parties, and which rows were matched."""
-        assert isinstance(strategy, FDSKL)
         return {"survivors": len(strategy.plan_.parties), "matched": strategy.plan_.report()}
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of parties and rows."""
-        rows = f"{facts['rows']} training and {facts['held_out_rows']} held-out rows"
-        return f"{facts['parties']} parties ({facts['active_parties']} with labels), {rows}"
+        parties = f"{facts['parties']} parties ({facts['active_parties']} with labels)"
+        return f"{parties}, {rows_of(facts)}"
 
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return how good the model is."""
         score = "accuracy" if result["config"]["classes"] else "RMSE"
         shown = (
-            *JUDGED,
-            Shown("validation_score", f"{score} in cross-validation"),
-            Shown("gamma", "gamma", short),
-            Shown("regularization", "lambda", short),
-            DIFFERENCE,
+            *common.JUDGED,
+            common.Shown("validation_score", f"{score} in cross-validation"),
+            common.Shown("gamma", "gamma", common.short),
+            common.Shown("regularization", "lambda", common.short),
+            common.DIFFERENCE,
         )
         return [row for one in shown for row in one.rows(result["metrics"])]
 
@@ -236,16 +374,9 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the test error over the iterations, where there were evaluations."""
         history = [row for row in summary["history"] if row["round"]]
-        if len(history) < 2:
-            return {}
-        classes = "test_accuracy" in history[0]
-        return {
-            "error_plot": plots.plot_sweep(
-                {label: [(row["round"], error_of(row), 0.0) for row in history]},
-                folder / "error.png",
-                title="Held-out rows during streaming",
-                xlabel="iteration",
-                ylabel="share of wrong classes" if classes else "RMSE (scaled labels)",
-                svg=False,
-            )
-        }
+        of_classes = any("test_accuracy" in row for row in history)
+        points = [(row["round"], error_of(row), 0.0) for row in history if len(history) > 1]
+        ylabel = "share of wrong classes" if of_classes else "RMSE (scaled labels)"
+        return plot_curves(
+            folder, "error", {label: points}, "Held-out rows during streaming", ylabel
+        )

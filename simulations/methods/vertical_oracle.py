@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,11 @@ from fedkern_flwr.vertical.phase_training import minimise, solve_square
 from fedkern_flwr.vertical.phases import draw_batch, new_coefficients, outputs, step_size
 
 from ...strategies import FDSKL
-from .clients import alignment_key
+from .dealt_data import alignment_key, frequency_seed
 from .new_rows import read_predictions
-from .vertical_data import Columns, VerticalData, frequency_seed
+
+if TYPE_CHECKING:
+    from .vertical import Columns, VerticalData
 
 Floats = NDArray[np.float64]
 _CHUNK = 1 << 21  # numbers of a temporary array

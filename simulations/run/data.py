@@ -499,6 +499,10 @@ class Prepared(ABC):
         """Return all data of a draw in one place, as the family's reference methods take it."""
         raise NotImplementedError
 
+    def plot_held_out(self, folder: Path, summary: Mapping[str, Any]) -> dict[str, Path]:
+        """Draw what is known of the held-out rows of the first run; return name -> file."""
+        return {}
+
     @abstractmethod
     def start(self) -> dict[str, Any]:
         """Return arguments for the strategy's ``start``."""

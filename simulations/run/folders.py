@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkern_flwr.checkpoint import make_private_folder, write_atomically
-from fedkern_flwr.errors import EngineError, OptionError, TableError
+from fedkern_flwr.errors import EngineError, OptionError
 
 #: Help of ``--force``.
 FORCE = "Replace what an earlier command left in --out."
@@ -31,18 +31,14 @@ def json_writer(target: str | None) -> Callable[[Mapping[str, Any]], None]:
 
     Raises
     ------
-    TableError
+    OptionError
         The folder of the file does not exist, which is said before hours are spent.
     EngineError
         Of what is returned: the file cannot be written after all.
     """
     path = None if target in (None, "", "-") else Path(str(target))
-    if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
-        raise TableError(
-            f"--json {target} cannot be written",
-            remedy="name a file in a folder",
-            code="FK-FILE-WRITE",
-        )
+    if path is not None:
+        check_target(path, "--json", devices=True)
 
     def write(result: Mapping[str, Any]) -> None:
         text = f"{json.dumps(result, allow_nan=False)}\n"
@@ -60,6 +56,22 @@ def json_writer(target: str | None) -> Callable[[Mapping[str, Any]], None]:
             ) from None
 
     return write
+
+
+def check_target(path: Path, option: str, *, devices: bool = False) -> None:
+    """Refuse what is no file in a folder, or a device if need be, before anything is computed.
+
+    Raises
+    ------
+    OptionError
+    """
+    odd = path.is_dir() if devices else path.exists() and not path.is_file()
+    if odd or not path.resolve().parent.is_dir():
+        raise OptionError(
+            f"{option} {path} cannot be written",
+            remedy="name a file in a folder",
+            code="FK-FILE-WRITE",
+        )
 
 
 def make_folder(folder: Path, option: str) -> None:

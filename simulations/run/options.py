@@ -19,18 +19,12 @@ PANELS = (DATA, PARTIES, METHOD, RUN) = ("Data", "Parties", "Method", "Engine an
 
 _OF_A_RUN = frozenset({"rounds", "resplit", "delay"})  # of the settings
 _REPEATED = frozenset({"party", "ignore", "use"})
-_OF_PARTIES = {"clients", "hospitals", "centres", "own_block", "parties", "active_parties", "users"}
-_OF_PARTIES |= {
-    "groups",
-    "group_sizes",
-    "users_per_client",
-    "sites",
-    "site_share",
-    "split",
-    "alpha",
-    "allow_single",
-}
+_OF_PARTIES = {"clients", "hospitals", "centres", "own_block", "parties", "active_parties"}
+_OF_PARTIES |= {"users", "groups", "group_sizes", "users_per_client", "sites", "site_share"}
+_OF_PARTIES |= {"split", "alpha", "allow_single"}
 _FLAGS = {"id_column": "--id", "site_column": "--site", "class_of": "--classes"}
+_FLAGS |= {"json_target": "--json", "force": "--force", "quiet": "--quiet", "keep": "--keep"}
+_FLAGS |= {"explain_columns": "--explain-columns"}
 
 
 @dataclass(frozen=True)
@@ -99,6 +93,13 @@ def of_settings(settings: type[Any], data: str) -> list[Option]:
             flag = _FLAGS.get(one.name, "")
             found.append(Option(one.name, kind, default, texts[one.name], panel, flag))
     return found
+
+
+def of_fields(kind: type[Any], panel: str = RUN) -> list[Option]:
+    """Return the options that are the fields of a dataclass; its docstring has their help."""
+    hints, texts = get_type_hints(kind), _descriptions(kind)
+    found = [(one.name, one.default) for one in fields(kind)]
+    return [Option(n, hints[n], value, texts[n], panel, _FLAGS.get(n, "")) for n, value in found]
 
 
 def options(strategy: type[Method]) -> list[Option]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.options import at_least, check_choice
 from fedkern_flwr.tables.table import Table
 
 #: The ways to deal rows to clients.
@@ -61,12 +62,7 @@ def split_rows(
     OptionError
         If an option has a value that cannot work.
     """
-    if kind not in get_args(Split):
-        raise OptionError(
-            f"there is no split {kind!r}",
-            remedy="choose iid, site or dirichlet",
-            code="FK-OPTION-CHOICE",
-        )
+    check_choice("split", kind, get_args(Split))
     if kind == "iid":
         return split_iid(table.rows, clients, seed, rows_per_client)
     if kind == "site":
@@ -204,12 +200,9 @@ def split_dirichlet(
 
 
 def _check_counts(rows: int, clients: int, rows_per_client: int | None) -> None:
-    if clients < 1:
-        raise OptionError(f"clients is {clients}", remedy="use at least 1", code="FK-OPTION-RANGE")
-    if rows_per_client is not None and rows_per_client < 1:
-        raise OptionError(
-            f"rows_per_client is {rows_per_client}", remedy="use at least 1", code="FK-OPTION-RANGE"
-        )
+    at_least("clients", clients, 1)
+    if rows_per_client is not None:
+        at_least("rows_per_client", rows_per_client, 1)
     needed = clients * (rows_per_client or 1)
     if rows < needed:
         each = "" if rows_per_client is None else f" x {rows_per_client} rows"

@@ -10,32 +10,36 @@ import json
 import math
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from fedkern_flwr.errors import OptionError
 
-from .options import RUN, Option
-
 Tracker = Literal["mlflow", "tensorboard"]
 
-TRACK = Option(
-    "track",
-    Tracker | None,
-    None,
-    "Keep options, metrics and plots for a viewer: MLflow's in mlruns, TensorBoard's in the run's "
-    "folder.",
-    RUN,
-)
+
+@dataclass(frozen=True)
+class TrackOptions:
+    """Where a run is kept for a viewer.
+
+    Attributes
+    ----------
+    track : {"mlflow", "tensorboard"} or None
+        Keep options, metrics and plots for a viewer: MLflow's in mlruns, TensorBoard's in the run's
+        folder.
+    """
+
+    track: Tracker | None = None
+
 
 _BATCH, _LONGEST = 500, 500  # metrics written at once; characters of an option
 
 
-class Track(ABC):
-    """What is kept of one run.
+class Track:
+    """What is kept of one run: nothing, unless a viewer is named.
 
     Parameters
     ----------
@@ -58,30 +62,14 @@ class Track(ABC):
         for name, value in _finite(metrics).items():
             self.metric(f"{draw}{name}", value, self._round)
 
-    @abstractmethod
     def metric(self, name: str, value: float, step: int) -> None:
         """Keep one number."""
 
-    @abstractmethod
     def finish(self, result: Mapping[str, Any], folder: Path) -> None:
         """Keep what a run found: figures, ``result.json`` and plots."""
 
-    @abstractmethod
     def close(self, *, failed: bool) -> None:
         """Write what is left."""
-
-
-class _Nothing(Track):
-    """Keeps nothing."""
-
-    def metric(self, name: str, value: float, step: int) -> None:
-        """Keep nothing."""
-
-    def finish(self, result: Mapping[str, Any], folder: Path) -> None:
-        """Keep nothing."""
-
-    def close(self, *, failed: bool) -> None:
-        """Write nothing."""
 
 
 class _MLflow(Track):
@@ -149,8 +137,11 @@ class _TensorBoard(Track):
         self._writer.close()
 
 
-_TRACKERS = {"mlflow": ("mlflow-skinny", _MLflow), "tensorboard": ("tensorboardX", _TensorBoard)}
-_MODULES = {"mlflow": "mlflow", "tensorboard": "tensorboardX"}
+#: Tracker -> module, package, and what keeps a run.
+_TRACKERS = {
+    "mlflow": ("mlflow", "mlflow-skinny", _MLflow),
+    "tensorboard": ("tensorboardX", "tensorboardX", _TensorBoard),
+}
 
 
 def check_tracker(kind: Tracker | None) -> None:
@@ -163,10 +154,10 @@ def check_tracker(kind: Tracker | None) -> None:
     if kind is None:
         return
     try:
-        __import__(_MODULES[kind])
+        __import__(_TRACKERS[kind][0])
     except ImportError:
         raise OptionError(
-            f"--track {kind} needs the package {_TRACKERS[kind][0]}",
+            f"--track {kind} needs the package {_TRACKERS[kind][1]}",
             remedy="pip install 'fedkern-flwr[track]'",
             code="FK-PACKAGE-MISSING",
         ) from None
@@ -175,7 +166,7 @@ def check_tracker(kind: Tracker | None) -> None:
 @contextmanager
 def tracking(kind: Tracker | None, config: Mapping[str, Any], folder: Path) -> Iterator[Track]:
     """Keep a run; of one that breaks off what it has found so far."""
-    track = _TRACKERS[kind][1](config, folder) if kind else _Nothing()
+    track = _TRACKERS[kind][2](config, folder) if kind else Track()
     try:
         yield track
     except BaseException:

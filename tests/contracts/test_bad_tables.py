@@ -32,7 +32,7 @@ from fedkern_flwr.interactions import Interactions
 from fedkern_flwr.simulations.apps.node import Node
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.estimators import FDSKLClassifier, FedCGClassifier
-from fedkern_flwr.simulations.methods.hybrid_data import HybridSettings
+from fedkern_flwr.simulations.methods.hybrid import HybridSettings
 from fedkern_flwr.simulations.run.party_files import PartyFiles
 from fedkern_flwr.tables import Table, load_ids, load_table
 

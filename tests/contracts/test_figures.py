@@ -21,10 +21,10 @@ from fedkern_flwr.wire import sums
 #: A metric -> what the table of a run calls it; in thousandths below, and with these digits.
 NAMED = {
     "test_log_loss": "log loss of probabilities", "test_brier": "Brier score", "auc": "AUC",
-    "test_set_coverage": "sets of classes hold the class", "test_set_size": "classes in a set",
+    "test_set_coverage": "conformal coverage", "test_set_size": "mean set size",
     "test_rmse": "RMSE on held-out rows", "test_mae": "MAE", "test_r2": "R2",
-    "test_interval_coverage": "intervals hold the label", "ndcg@100": "nDCG@100",
-    "test_interval_width": "width of an interval", "mse": "MSE (10⁻³; labels from 0 to 1)",
+    "test_interval_coverage": "interval coverage", "ndcg@100": "nDCG@100",
+    "test_interval_width": "mean interval width", "mse": "MSE (10⁻³; labels from 0 to 1)",
     "test_mse": "MSE on held-out rows (10⁻³)", "mse_client_std": "std over clients (10⁻³)",
     "regret_mean": "regret per client, mean", "regret_std": "regret per client, std",
     "recall@20": "recall@20", "coverage@10": "coverage@10", "rows": "rows summed",
@@ -46,7 +46,7 @@ def of_classes(found: dict[str, Any]) -> dict[str, str]:
     (curve,) = found["roc"]
     numbers = {
         "accuracy on held-out rows": right / rows,
-        "of the most frequent class": matrix.sum(axis=1).max() / rows, "recall": recalls[1],
+        "majority-class baseline": matrix.sum(axis=1).max() / rows, "recall": recalls[1],
         "precision": matrix[1, 1] / matrix[:, 1].sum(), "balanced accuracy": recalls.mean(),
         "AUC": auc(*np.transpose(curve)),
     }  # fmt: skip

@@ -25,7 +25,7 @@ from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.fitted.forms import votes
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.simulations.cli import run as run_command
-from fedkern_flwr.simulations.methods import held_out, online_fitted
+from fedkern_flwr.simulations.methods import dealt_data, online_fitted
 from fedkern_flwr.simulations.methods.gram_learner import choose_machine
 from fedkern_flwr.simulations.methods.new_rows import read_predictions
 from fedkern_flwr.tables import load_table
@@ -202,8 +202,8 @@ def check_held_out(prepared, result, columns, tables, commands):
 def test_the_unit_of_the_label_is_that_of_all_that_is_told(name, tables, commands, monkeypatch):
     """A thousand times the numbers: predictions, deviations, intervals and errors as well."""
     columns, found, drawn = messy(tables), [], []
-    plot = held_out.plot_predicted
-    monkeypatch.setattr(held_out, "plot_predicted", lambda *a: (drawn.append(a[:3]), plot(*a))[1])
+    plot = dealt_data.plot_predicted
+    monkeypatch.setattr(dealt_data, "plot_predicted", lambda *a: (drawn.append(a[:3]), plot(*a))[1])
     own = [*RUNS[name], *([] if "cost" in RUNS[name] else ["--label", "cost"])]
     own += ["--model", "ridge"] if name == "hierarchical-svm" else []
     for factor in (1, 1000):

@@ -19,7 +19,7 @@ from fedkern_flwr.simulations.lab.sweep import CellFailed, choose_jobs, sweep
 from fedkern_flwr.simulations.methods.experiment import run_entries
 from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.simulations.methods.registry import family
-from fedkern_flwr.simulations.methods.vertical_data import VerticalSettings
+from fedkern_flwr.simulations.methods.vertical import VerticalSettings
 from fedkern_flwr.simulations.run import provenance as origin
 from fedkern_flwr.simulations.run.entries import Entry
 from fedkern_flwr.tables.table import _moment

@@ -451,8 +451,8 @@ def test_options_of_the_data_take_effect(name, arguments, same, check, finished,
 
 # Method -> what its check against pooled rows finds, and rows of the table that show it
 CHECKS = {
-    "fed-cg": ("centralised_difference", "to itself pooled"),
-    "fdskl": ("centralised_difference", "to itself pooled"),
+    "fed-cg": ("centralised_difference", "difference to pooled model"),
+    "fdskl": ("centralised_difference", "difference to pooled model"),
     "hierarchical-svm": ("centralised_objective", "of the pooled optimum"),
     "secure-gram": ("max_abs_error", "largest error of K"),
     "fed-cfk": ("coverage@10", "pooled"),

@@ -35,14 +35,13 @@ from fedkern_flwr.simulations.lab.own import own_table
 from fedkern_flwr.simulations.lab.presets import NAMES, PAPERS, Preset, Section, preset
 from fedkern_flwr.simulations.lab.references import references_of
 from fedkern_flwr.simulations.lab.references.papers import svm_columns_paper, svm_paper
-from fedkern_flwr.simulations.methods.gram_data import GramSettings
+from fedkern_flwr.simulations.methods.gram import GramSettings
 from fedkern_flwr.simulations.methods.gram_learner import choose_machine
-from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
-from fedkern_flwr.simulations.methods.groups_settings import HierarchicalSettings
-from fedkern_flwr.simulations.methods.hybrid_data import HybridSettings
+from fedkern_flwr.simulations.methods.groups import HierarchicalData, HierarchicalSettings
+from fedkern_flwr.simulations.methods.hybrid import HybridSettings
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.methods.registry import family_with
-from fedkern_flwr.simulations.methods.vertical_data import VerticalSettings
+from fedkern_flwr.simulations.methods.vertical import VerticalSettings
 from fedkern_flwr.simulations.papers import hierarchical_svm as paper
 from fedkern_flwr.simulations.run import random_labels as toy
 from fedkern_flwr.simulations.run.entries import Entry

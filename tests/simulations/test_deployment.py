@@ -23,8 +23,7 @@ from servers import wait_for_end_of
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.deployment.node_files import read_secrets
-from fedkern_flwr.simulations.methods.hybrid_data import HybridClients
-from fedkern_flwr.simulations.methods.vertical_data import VerticalClients
+from fedkern_flwr.simulations.methods.dealt_data import NodeClients
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -47,12 +46,12 @@ def with_secrets_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """Return what gives simulated nodes the secrets of a deployment."""
 
     def share(folder: Path) -> None:
-        for clients in (HybridClients, VerticalClients):
+        usual = NodeClients.arguments
 
-            def arguments(self: Any, k: int, usual: Any = clients.arguments) -> dict[str, Any]:
-                return {**usual(self, k), **read_secrets(folder / "nodes" / str(k))}
+        def arguments(self: Any, k: int) -> dict[str, Any]:
+            return {**usual(self, k), **read_secrets(folder / "nodes" / str(k))}
 
-            monkeypatch.setattr(clients, "arguments", arguments)
+        monkeypatch.setattr(NodeClients, "arguments", arguments)
         know_halves(monkeypatch, folder / "nodes")
 
     return share

@@ -38,8 +38,7 @@ from fedkern_flwr.simulations.deployment.local import LocalDeployment
 from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.engines.faults import Delivery
-from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
-from fedkern_flwr.simulations.methods.groups_settings import HierarchicalSettings
+from fedkern_flwr.simulations.methods.groups import HierarchicalData, HierarchicalSettings
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.strategies import POFMKL, HierarchicalSVM, KernelPCA
 
@@ -351,7 +350,7 @@ def test_a_run_goes_on_when_the_superlink_was_killed_and_is_back(tmp_path: Path)
 def test_runs_at_the_same_time_and_after_one_another_give_their_models(tmp_path: Path) -> None:
     """Their owners let streams be learned from several times."""
     pca = KernelPCA(components=3, features=40, seed=0)
-    rows = [streams(3).clients.deployed(k)["x"] for k in range(3)]
+    rows = [shard.x for shard in streams(3).shards]
     simulate(pca, lambda c: KernelPCAClient(c, rows[int(c.node_config["partition-id"])]), 3)
     nodes = write_nodes(tmp_path, 3, NodePolicy(counting="warn"))
     with LocalDeployment(tmp_path, nodes) as deployment:

@@ -23,23 +23,25 @@ from fedkern_flwr.kernels.random_features import gaussian_frequencies
 from fedkern_flwr.simulations import DropOut, simulate
 from fedkern_flwr.simulations.engines.faults import DelayLaw, Delivery, GroupDelays, first_fault
 from fedkern_flwr.simulations.methods import vertical_oracle
+from fedkern_flwr.simulations.methods.dealt_data import frequency_seed
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries
-from fedkern_flwr.simulations.methods.groups import HierarchicalFamily
-from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
+from fedkern_flwr.simulations.methods.groups import (
+    HierarchicalData,
+    HierarchicalFamily,
+    HierarchicalSettings,
+)
 from fedkern_flwr.simulations.methods.groups_oracle import linear_svm, pooled_optimum
-from fedkern_flwr.simulations.methods.groups_settings import HierarchicalSettings
-from fedkern_flwr.simulations.methods.hindsight import server_regret
-from fedkern_flwr.simulations.methods.hybrid_data import HybridData, HybridSettings
+from fedkern_flwr.simulations.methods.hybrid import HybridData, HybridSettings
 from fedkern_flwr.simulations.methods.hybrid_oracle import (
     centralised_difference as hybrid_difference,
 )
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
+from fedkern_flwr.simulations.methods.online_fitted import server_regret
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.methods.registry import METHODS, family, family_with, method
-from fedkern_flwr.simulations.methods.vertical_data import (
+from fedkern_flwr.simulations.methods.vertical import (
     VerticalData,
     VerticalSettings,
-    frequency_seed,
 )
 from fedkern_flwr.simulations.methods.vertical_oracle import centralised_difference
 from fedkern_flwr.simulations.run.entries import average
@@ -54,11 +56,11 @@ Table = dict[str, Any]
 
 def test_streams_are_scaled_dealt_and_as_long_as_the_data() -> None:
     prepared = prepare(DataSettings("diabetes", clients=5, rounds=60))
-    x = np.concatenate([shard.x for shard in prepared.clients.shards])
-    y = np.concatenate([shard.y for shard in prepared.clients.shards])
+    x = np.concatenate([shard.x for shard in prepared.shards])
+    y = np.concatenate([shard.y for shard in prepared.shards])
     assert np.linalg.norm(x, axis=1).max() <= 1.0 + 1e-12
     assert 0.0 <= y.min() < y.max() <= 1.0
-    assert all(len(shard.x) == 60 for shard in prepared.clients.shards)
+    assert all(len(shard.x) == 60 for shard in prepared.shards)
     prepared = prepare(DataSettings("iris"))
     assert (prepared.num_clients, prepared.rounds) == (10, 15)
     assert "15 rounds instead of 500" in prepared.notes[-1]
@@ -95,8 +97,8 @@ def test_server_regret_is_against_the_best_ridge_fit() -> None:
     entry = Entry("OFSKL", "ofskl", {"features": 8, "precision": "float64"})
     done = lambda _, strategy: ended.append(strategy)  # noqa: E731
     run_entries([entry], prepared, engine="in-process", seed=0, draw_done=done)
-    x = np.concatenate([shard.x for shard in prepared.clients.shards])
-    y = np.concatenate([shard.y for shard in prepared.clients.shards]) - ended[0].centre
+    x = np.concatenate([shard.x for shard in prepared.shards])
+    y = np.concatenate([shard.y for shard in prepared.shards]) - ended[0].centre
     widths = np.array([10.0]).tobytes()
     frequencies = gaussian_frequencies(widths, x.shape[1], 8, 0, "float64", "orthogonal")
     z = np.hstack([np.sin(x @ frequencies), np.cos(x @ frequencies)]) / np.sqrt(8)
@@ -526,7 +528,7 @@ def data(name: str = "wine", **more: Any) -> HierarchicalData:
     return HierarchicalData(HierarchicalSettings(name, **{"users": 6, "groups": 2, **more}))
 
 
-def tables(prepared: HierarchicalData, **options: Any) -> list[dict[str, Any]]:
+def tables(prepared: HierarchicalData, **options: Any) -> list[Any]:
     strategy = HierarchicalSVM(seed=0, **options)
     clients = prepared.client_fn(strategy)
     return [clients.table(k) for k in range(prepared.nodes(strategy))]

@@ -20,9 +20,9 @@ from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.methods import gram_learner
 from fedkern_flwr.simulations.methods.gram_learner import Machine
-from fedkern_flwr.simulations.methods.hybrid_data import HybridData, HybridSettings
+from fedkern_flwr.simulations.methods.hybrid import HybridData, HybridSettings
 from fedkern_flwr.simulations.methods.online import OnlineFamily
-from fedkern_flwr.simulations.methods.vertical_data import VerticalData, VerticalSettings
+from fedkern_flwr.simulations.methods.vertical import VerticalData, VerticalSettings
 from fedkern_flwr.strategies import FDSKL, FedCG
 from fedkern_flwr.vertical import phase_training
 from fedkern_flwr.vertical.phase_training import fit

@@ -35,12 +35,11 @@ from fedkern_flwr.simulations.lab.references.tables import (
     svc,
 )
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, versions
-from fedkern_flwr.simulations.methods.hybrid import ATTACKS
-from fedkern_flwr.simulations.methods.hybrid_data import HybridData, HybridSettings
+from fedkern_flwr.simulations.methods.hybrid import ATTACKS, HybridData, HybridSettings
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.simulations.methods.references import ALONE, summarise_reference
 from fedkern_flwr.simulations.methods.registry import METHODS, family_with
-from fedkern_flwr.simulations.methods.vertical_data import VerticalData, VerticalSettings
+from fedkern_flwr.simulations.methods.vertical import VerticalData, VerticalSettings
 from fedkern_flwr.solvers.losses import loss_derivatives
 from fedkern_flwr.strategies import FDSKL
 from fedkern_flwr.vertical.phases import draw_batch

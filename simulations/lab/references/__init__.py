@@ -25,6 +25,6 @@ REFERENCES: Mapping[str, Mapping[str, Reference]] = {
 }
 
 
-def references_of(family: Family[Any, Any]) -> Mapping[str, Reference]:
+def references_of(family: Family[Any, Any, Any]) -> Mapping[str, Reference]:
     """Return the methods by name that a family's are compared with."""
     return REFERENCES.get(family.strategies[0].method, {})

@@ -27,17 +27,15 @@ from fedkern_flwr.vertical.phase_training import minimise
 from fedkern_flwr.vertical.phases import outputs
 
 from ...attacks.distances import reconstruction_errors
-from ...methods.clients import alignment_key
-from ...methods.groups import DEFAULT_ROUNDS
-from ...methods.groups_data import GroupedSplit
+from ...methods.dealt_data import alignment_key, frequency_seed
+from ...methods.groups import DEFAULT_ROUNDS, GroupedSplit
 from ...methods.groups_oracle import linear_svm, pooled_optimum
-from ...methods.hybrid_data import HybridSplit
+from ...methods.hybrid import HybridSplit
 from ...methods.hybrid_oracle import block_landmarks
 from ...methods.pooled import PooledSplit, error_of
 from ...methods.rating_data import PooledRatings
 from ...methods.recommender_oracle import pooled_kernel, rank_all
 from ...methods.references import TWO_TREES
-from ...methods.vertical_data import frequency_seed
 from ...papers import hierarchical_svm as paper
 from ...papers.fdskl import add_phases, draw_trees
 from ...papers.fedcg import SERVER, Hospital, build_kernel, chain, naive, sample_landmarks
