@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis.strategies import characters
 
 settings.register_profile(
-    "fedkern", deadline=None, derandomize=True, database=None,
+    "fedkern", deadline=None, derandomize=True, database=None, max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 settings.load_profile("fedkern")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have Hypothesis make its table of characters before there are workers: it takes 200 MB."""
-    if config.getoption("numprocesses", None):
+    """Have Hypothesis make its table of characters before all else: it takes 200 MB."""
+    if not hasattr(config, "workerinput"):
         characters(categories=["Lu"]).validate()
 
 

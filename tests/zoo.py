@@ -18,13 +18,14 @@ import csv
 import functools
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -324,6 +325,11 @@ LIKE_ANOTHER = {
     "hierarchical-svm, logistic",
     "hierarchical-svm, ridge",
 }  # fmt: skip
+
+
+def chosen(names: Iterable[str], tried: Collection[str]) -> list[Any]:
+    """Return names of ways; all but those that are to be tried are left to make test-long."""
+    return [pytest.param(n, marks=() if n in tried else pytest.mark.long) for n in names]
 
 
 def same(ours: Any, theirs: Any, near: float) -> bool:

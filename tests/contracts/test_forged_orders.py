@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation import TABLES, Asked, apart, met, ordered, with_table
+from conversation import ASKED, TABLES, Asked, met, ordered, requests_of, with_table
 from refusals import refuses
 from zoo import WAYS
 
 from fedkern_flwr.wire import sums
 
-#: What a stream's node has read is on its disk, and is not brought back for another try.
-SECURE = [name for name, way in WAYS.items() if way.secure and name != "vm-kofl, streams"]
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of absurd numbers
 Change = Callable[[Any], Any]
 
@@ -214,27 +212,44 @@ def check_said(one: Asked, what: str, request: Any, sections: list[Any]) -> str:
     return "" if len(said) == 1 and "" not in said and plain else f"{what}: {said}"
 
 
-@pytest.mark.parametrize("way", apart(SECURE))
-def test_a_forged_order_is_refused_whatever_the_table(way: str) -> None:
+def check_changed(one: Asked, where: str, changes: dict[str, dict[str, Change]]) -> list[str]:
+    """Return what went wrong when a request was changed as a table above says."""
+    wrong = []
+    for what, change in (
+        item for n, c in changes.items() if matches(n, where) for item in c.items()
+    ):
+        request = change(one.request)
+        if same(request, one.request):  # no widths to change
+            continue
+        told = one.request.phase == "svm-step"  # the name says what all users are told
+        sections = one.sections if told else ordered(one, request)
+        wrong.append(check_said(one, f"{where}, {what}", request, sections))
+    return wrong
+
+
+@pytest.mark.parametrize("which", ASKED)
+def test_a_forged_order_is_refused_whatever_the_table(which: str) -> None:
     wrong, tried = list[str](), 0
-    for one in met(way).values():
+    for _, _, one in requests_of(which):
         for order in one.orders:
             where = f"{one.request.phase} {order.name}"
-            requests = [c for n, c in REQUESTS.items() if matches(n, where)]
-            requests += [c for n, c in OF_A_WAY.get(way, {}).items() if matches(n, where)]
             for what, forged in forgeries(order, where, one, one.members(order)):
                 sections = [forged if s is order else s for s in one.sections]
                 wrong.append(check_said(one, f"{where}, {what}", one.request, sections))
-            for what, change in (item for changes in requests for item in changes.items()):
-                request = change(one.request)
-                if same(request, one.request):  # no widths to change
-                    continue
-                told = one.request.phase == "svm-step"  # the name says what all users are told
-                sections = one.sections if told else ordered(one, request)
-                wrong.append(check_said(one, f"{where}, {what}", request, sections))
+            wrong += check_changed(one, where, REQUESTS)
             tried += 1
     assert [line for line in wrong if line] == []
-    assert tried or way == "align"
+    assert tried or "align" in which
+
+
+@pytest.mark.parametrize("way", OF_A_WAY)
+def test_what_only_one_way_asks_for_is_refused_as_well(way: str) -> None:
+    orders = [(one, order) for one in met(way).values() for order in one.orders]
+    wrong = [
+        check_changed(one, f"{one.request.phase} {o.name}", OF_A_WAY[way]) for one, o in orders
+    ]
+    assert [line for lines in wrong for line in lines if line] == []
+    assert any(wrong)
 
 
 def answered(one: Asked) -> list[Any]:
@@ -245,10 +260,10 @@ def answered(one: Asked) -> list[Any]:
     return [replace(s, index=s.index + len(one.orders)) for s in one.orders]
 
 
-@pytest.mark.parametrize("way", apart(SECURE))
-def test_a_sum_comes_again_for_nobody_else_and_over_nobody_else(way: str) -> None:
+@pytest.mark.parametrize("which", ASKED)
+def test_a_sum_comes_again_for_nobody_else_and_over_nobody_else(which: str) -> None:
     wrong = []
-    for one in met(way).values():
+    for _, _, one in requests_of(which):
         for k, order in enumerate(one.orders):
             members = one.members(order)
             others = [m for m in members if m not in (one.client.partition, order.receiver)]
@@ -398,12 +413,11 @@ def shows(said: dict[str, tuple[str, bool]]) -> bool:
     )
 
 
-@pytest.mark.parametrize("most", [3, pytest.param(10**6, marks=pytest.mark.long)])
-@pytest.mark.parametrize("way", apart(SECURE))
-def test_failures_that_follow_from_values_are_counted_and_say_the_same(way: str, most: int) -> None:
+@pytest.mark.parametrize("which", ASKED)
+def test_failures_that_follow_from_values_are_counted_and_say_the_same(which: str) -> None:
     """The same changed request comes to a node with its own table and to others of the shape."""
-    wrong = []
-    for key, one in met(way).items():
+    wrong, most = [], 10**6 if which.startswith("all") else 2
+    for _, key, one in requests_of(which):
         every = [("as it is", one.request), *changes(one.request)]
         picked = np.random.default_rng(list(key.encode())).permutation(len(every))[:most]
         for what, request in (every[k] for k in (0, *picked)):

@@ -16,14 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation import Asked, met, ordered
-from zoo import WAYS
+from conversation import SECURE, Asked, met, ordered
+from zoo import chosen
 
 ROOM, SECONDS = 256 << 20, 5.0
 LONGEST = 500  # characters of an error: 200 of a server at most
 #: One way of each method.
 MAIN = ("fed-cg", "fdskl", "hierarchical-svm", "secure-gram", "pof-mkl, secure", "kernel-pca")
-REST = [way for way in WAYS if WAYS[way].secure and way not in (*MAIN, "vm-kofl, streams")]
 
 
 class LateError(BaseException):
@@ -89,8 +88,9 @@ def changed(one: Asked) -> Iterator[tuple[str, Any, list[Any]]]:
             yield f"{section.phase}: {what}", one.request, sections
 
 
-def try_all(way: str) -> list[str]:
-    """Return what went wrong."""
+@pytest.mark.promise("fuzz-bounded")
+@pytest.mark.parametrize("way", chosen(SECURE, MAIN))
+def test_changed_messages_are_answered_in_bounded_time_and_memory(way: str) -> None:
     wrong = []
     for key, one in met(way).items():
         for what, request, sections in changed(one):
@@ -102,16 +102,4 @@ def try_all(way: str) -> list[str]:
             plain = said.isprintable() and len(said) <= LONGEST
             if not plain or said.startswith(("MemoryError", "RecursionError")):
                 wrong.append(f"{key}, {what}: {said[:120]!r}")
-    return wrong
-
-
-@pytest.mark.promise("fuzz-bounded")
-@pytest.mark.parametrize("way", MAIN)
-def test_changed_messages_are_answered_in_bounded_time_and_memory(way: str) -> None:
-    assert try_all(way) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("way", REST)
-def test_so_are_those_of_all_other_ways(way: str) -> None:
-    assert try_all(way) == []
+    assert wrong == []

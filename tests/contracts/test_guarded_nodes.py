@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from conversation import ONLINE as ONLINE_METHODS
-from conversation import TABLES, Asked, apart, asked, kept_seed, watching, with_table
+from conversation import TABLES, Asked, asked, kept_seed, watching, with_table
 from flwr.app import Message, MetricRecord, RecordDict
 from refusals import raises, refuses
-from zoo import WAYS, fit
+from zoo import MAIN, WAYS, chosen, fit
 
 from fedkern_flwr.clients import HybridKernelClient, VerticalKernelClient
 from fedkern_flwr.errors import FedKernError, OptionError, StreamError, SumError, TableError
@@ -398,10 +398,13 @@ def test_what_fails_in_learning_or_encoding_says_no_more(monkeypatch: pytest.Mon
 #: Files that outlast runs, and those of a node's results.
 LASTING = {".json", ".csv", ".npz", ".png", ".state", ".sqlite", ".model"}
 LASTING |= {".opened", ".answered", ".released", ".last"}
+WHOLE = [name for name, way in WAYS.items() if way.secure]
+#: One way a method.
+FIRST = {WAYS[name].method: name for name in reversed(WHOLE)}
 
 
 @pytest.mark.promise("requests-erased")
-@pytest.mark.parametrize("way", apart(name for name, way in WAYS.items() if way.secure))
+@pytest.mark.parametrize("way", chosen(WHOLE, {*MAIN, *FIRST.values(), "vm-kofl, streams"}))
 def test_secrets_are_of_one_run_and_its_end_erases_them(way: str, tmp_path: Path) -> None:
     """Of nodes and of their files; of two runs none is the same."""
     drawn = [secrets_of(way, tmp_path / str(k)) for k in range(2)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation import Asked, asked, forgetful, met, ordered
+from conversation import ASKED, Asked, asked, forgetful, met, ordered, requests_of
 from flwr.app import RecordDict
 from zoo import WAYS
 
@@ -20,7 +20,6 @@ from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.wire import DescribeRequest, sums
 
 HELD_OUT = 16  # the first of them that an active party announces
-SECURE = [name for name, way in WAYS.items() if way.secure and name != "vm-kofl, streams"]
 
 
 @dataclass(frozen=True)
@@ -274,11 +273,11 @@ def kept(one: Any) -> tuple[Any, ...]:
     return one.session.session, one.session.round, one.session.payload
 
 
-@pytest.mark.parametrize("way", SECURE)
-def test_any_request_of_another_session_or_round_is_refused(way: str) -> None:
+@pytest.mark.parametrize("which", ASKED)
+def test_any_request_of_another_session_or_round_is_refused(which: str) -> None:
     """Also after the genuine one, and changes nothing; one that comes twice adds to no sum."""
     wrong = list[str]()
-    for key, one in met(way).items():
+    for _, key, one in requests_of(which):
         other = replace(one.request, session="ab" * 8)
         said = [one.try_out(request=other, sections=[])[0]]
         answered = one.try_out()[0] == ""
@@ -295,10 +294,10 @@ def test_any_request_of_another_session_or_round_is_refused(way: str) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("way", SECURE)
-def test_a_role_answers_no_phase_of_another(way: str) -> None:
-    for one in met(way).values():
-        for other in met(way).values():
+@pytest.mark.parametrize("which", ASKED)
+def test_a_role_answers_no_phase_of_another(which: str) -> None:
+    for way, _, one in requests_of(which):
+        for other in {other.client.role: other for other in met(way).values()}.values():
             if one.request.phase not in other.client.handlers():
                 said, _ = other.try_out(request=one.request, sections=[])
                 assert said.endswith("[FK-MESSAGE-PHASE]"), said
@@ -311,12 +310,12 @@ def withheld(said: str, one: Asked) -> bool:
 
 
 @pytest.mark.promise("online-no-rows-without-order", "requests-in-sums")
-@pytest.mark.parametrize("way", [w for w in SECURE if not WAYS[w].common.get("allow_single")])
-def test_values_leave_in_sums_and_in_no_other_way(way: str) -> None:
+@pytest.mark.parametrize("which", ASKED)
+def test_values_leave_in_sums_and_in_no_other_way(which: str) -> None:
     """Not to a request without the orders that belong to it, nor in a run without sums."""
-    for key, one in met(way).items():
+    for way, key, one in requests_of(which):
         sections = [s for s in one.sections if not isinstance(s, sums.Order)]
-        if len(sections) == len(one.sections):
+        if len(sections) == len(one.sections) or WAYS[way].common.get("allow_single"):
             continue
         said = one.try_out(sections=sections)[0]
         assert withheld(said, one), f"{key}: {said}"

@@ -6,6 +6,7 @@ said without a restart they say with one, and nothing twice with other masks.
 
 from __future__ import annotations
 
+import functools
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from refusals import refused
-from zoo import MAIN, WAYS, Found, Sites, Way
+from zoo import MAIN, WAYS, Found, Sites, Way, chosen, new_folder
 
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.guard import NodePolicy
@@ -32,11 +33,6 @@ SECRETS = b"fedkern-sums"
 
 #: What a node says of a copy of a request: done already, used already, over already.
 REFUSED = ("FK-MESSAGE-ORDER", "FK-SUM-NUMBER", "FK-MESSAGE-SESSION")
-
-
-def ways(names: list[str]) -> list[Any]:
-    """Return names; all but the main ones are long."""
-    return [pytest.param(n, marks=() if n in TRIED else pytest.mark.long) for n in names]
 
 
 def short(name: str) -> Way:
@@ -60,9 +56,15 @@ def model(found: Found) -> dict[str, Any]:
     return {k: v for k, v in found.outcome().items() if isinstance(v, np.ndarray)}
 
 
-def assert_same(name: str, found: Found, expected: Found) -> None:
+@functools.cache
+def quiet(name: str) -> dict[str, Any]:
+    """Return the model of a way whose nodes lose nothing."""
+    return model(nodes(short(name), new_folder()).fit())
+
+
+def assert_same(name: str, found: Found) -> None:
     """The same model, to the last bit where it is made in one step."""
-    got, wanted = model(found), model(expected)
+    got, wanted = model(found), quiet(name)
     assert got.keys() == wanted.keys()
     for key, value in wanted.items():
         np.testing.assert_allclose(got[key], value, rtol=0, atol=1e-9 * (name in STEPS))
@@ -91,15 +93,14 @@ class Restarts:
 
 
 @pytest.mark.promise("restart-goes-on", "restart-erased")
-@pytest.mark.parametrize("name", ways(EXACT))
+@pytest.mark.parametrize("name", chosen(EXACT, TRIED))
 def test_nodes_that_lose_their_memory_make_the_same_model(name: str, tmp_path: Path) -> None:
     way = short(name)
-    quiet = nodes(way, tmp_path / "quiet").fit()
-    sites = nodes(way, tmp_path / "restarts")
+    sites = nodes(way, tmp_path)
     plan = Restarts(sites)
     found = sites.fit(faults=plan)
     assert plan.drops >= len(sites)
-    assert_same(name, found, quiet)
+    assert_same(name, found)
     if way.secure:  # of the others no node is told that the run is over
         assert not files(tmp_path, ".context")
     for file in files(tmp_path, ".last"):
@@ -165,12 +166,11 @@ def check_killed(name: str, folder: Path, answer: Callable[..., Any]) -> None:
             return answer(own, lambda: first(parameters, config), again)
 
     Killed.__name__ = way.client.__name__  # it names a freeze
-    quiet = nodes(way, folder / "quiet").fit()
-    sites = nodes(replace(way, client=Killed), folder / "killed")
-    assert_same(name, sites.fit(), quiet)
+    sites = nodes(replace(way, client=Killed), folder)
+    assert_same(name, sites.fit())
 
 
-@pytest.mark.parametrize("name", ways(EXACT))
+@pytest.mark.parametrize("name", chosen(EXACT, TRIED))
 def test_a_request_that_comes_twice_is_not_answered_twice(name: str, tmp_path: Path) -> None:
     """The node is killed when its state is written and its reply has not left: a copy comes."""
     answered = []
@@ -196,7 +196,7 @@ def test_a_request_that_comes_twice_is_not_answered_twice(name: str, tmp_path: P
     assert "same" in answered
 
 
-@pytest.mark.parametrize("name", ways([n for n in EXACT if "streams" not in n]))
+@pytest.mark.parametrize("name", chosen([n for n in EXACT if "streams" not in n], TRIED))
 def test_a_node_that_was_killed_before_it_wrote_answers_anew(name: str, tmp_path: Path) -> None:
     """Its ledger has entered the answer, which never left: the same again is no second one.
 

@@ -211,6 +211,7 @@ def test_predictions_of_new_rows_are_in_no_reply(name: str) -> None:
 
 
 def message(phase: str, **values: Any) -> Message:
+    quiet("kernel-pca")  # Flower makes messages where there has been a run
     asked = Message(RecordDict(), message_type="train", dst_node_id=1, group_id="1")
     content = RecordDict({"fitres.metrics": ConfigRecord({"phase": phase, **values})})
     return Message(content, reply_to=asked)

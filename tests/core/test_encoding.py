@@ -705,6 +705,7 @@ def test_of_one_row_or_two_there_are_no_products_of_columns() -> None:
 
 
 @pytest.mark.promise("rare-differences")
+@settings(max_examples=100)
 @given(
     least=st.integers(1, 6),
     runs=st.lists(st.lists(st.integers(0, 12), min_size=4, max_size=4), min_size=1, max_size=6),

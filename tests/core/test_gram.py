@@ -283,6 +283,7 @@ def test_all_rings_come_up_at_their_ends() -> None:
 
 
 @pytest.mark.promise("gram-rounds")
+@settings(max_examples=100)
 @given(
     st.sets(st.integers(0, 500), min_size=2, max_size=60), st.floats(0.01, 1.0), st.integers(1, 5),
     st.integers(0, 9), st.booleans(),
@@ -331,6 +332,7 @@ def test_who_is_in_which_cohort_depends_on_the_seed() -> None:
 
 
 @pytest.mark.promise("gram-support")
+@settings(max_examples=100)
 @given(
     st.lists(st.lists(st.integers(0, 9), min_size=6, max_size=6), min_size=1, max_size=4),
     st.integers(2, 7),

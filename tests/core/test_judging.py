@@ -247,6 +247,7 @@ def test_a_class_that_does_not_calibrate_leaves_its_share() -> None:
 
 
 @pytest.mark.promise("intervals-hold")
+@settings(max_examples=100)
 @given(
     values=st.lists(st.integers(0, 7), max_size=60),
     level=st.sampled_from([0.1, 0.5, 0.8, 0.9, 0.95]),

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import mod as stock
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused, refuses
 
@@ -397,6 +397,7 @@ def test_a_name_has_200_printable_characters(text: str) -> None:
 
 
 @pytest.mark.promise("cells-are-no-formulas")
+@settings(max_examples=100)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_no_cell_is_a_formula(text: str) -> None:
     cell = plain_cell(text)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkern_flwr.clients.pof_mkl_samples import StreamAccount
@@ -285,6 +285,7 @@ def test_who_cannot_learn_yet_stays_asleep_through_a_long_message() -> None:
 
 
 @pytest.mark.promise("rls-counting")
+@settings(max_examples=100)
 @given(
     samples=st.integers(1, 600),
     unknowns=st.floats(1.0, 2000.0),

@@ -17,7 +17,7 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from refusals import refused, refuses
@@ -394,6 +394,7 @@ def test_no_mean_and_no_components_make_a_held_out_row_count_for_more() -> None:
 
 
 @pytest.mark.promise("averages-clipped")
+@settings(max_examples=100)
 @given(arrays(np.float64, 20, elements=st.floats(-1e300, 1e300)), st.floats(1e-3, 1e3))
 def test_no_update_is_longer_than_the_clip_and_shorter_ones_stay(found, length):
     short = Clip(length, 1.0).shorten(found)

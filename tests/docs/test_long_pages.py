@@ -64,6 +64,7 @@ def test_the_blocks_that_are_left_out_are_the_expected_ones() -> None:
     assert len(blocks()) >= 14
 
 
+@pytest.mark.long
 def test_blocks_lead_to_predictions_of_the_hospitals(tmp_path: Path) -> None:
     printed = run_blocks(tmp_path, *INSTALL, *SERVERS)
     accuracy, with_text = accuracies(printed)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from flwr.app import Context
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused, refuses
 from summing_nodes import Done, Nodes, SummingClient
@@ -71,6 +71,7 @@ ROWS = st.dictionaries(st.integers(0, 40), st.integers(0, 100), min_size=1, max_
 
 
 @pytest.mark.promise("guard-colluder")
+@settings(max_examples=100)
 @given(ROWS, st.data())
 def test_drop_outs_and_colluders_hide_nothing(rows: dict[int, int], data: st.DataObject) -> None:
     own = data.draw(st.sampled_from(sorted(rows)))
@@ -88,6 +89,7 @@ def test_drop_outs_and_colluders_hide_nothing(rows: dict[int, int], data: st.Dat
 
 
 @pytest.mark.promise("cells-centres")
+@settings(max_examples=100)
 @given(ROWS, st.lists(st.floats(0.1, 50.0), max_size=3), st.floats(0.1, 50.0))
 def test_columns_of_others_hide_rows(rows: dict[int, int], beside: list[float], row: float) -> None:
     """A colluder knows its rows, or its columns: a row's share of a sum is counted in full."""

@@ -33,6 +33,7 @@ def test_evaluations_differ_if_a_part_does(one: list[bytes], two: list[bytes], r
 
 
 @pytest.mark.promise("held-out-each-holder")
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.booleans(), st.integers(0, 12))
 def test_of_two_parties_each_has_enough_rows(tests: list[int], alone: bool, least: int) -> None:
     """Whoever else there is: a party with four rows or one sends zeros, and hides nobody's rows."""
@@ -56,6 +57,7 @@ def test_a_run_judges_one_model(one: list[bytes], two: list[bytes]) -> None:
 
 
 @pytest.mark.promise("guard-evaluations")
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=30), st.integers(0, 5))
 def test_each_set_of_rows_is_judged_so_often(asked: list[tuple[int, int]], most: int) -> None:
     """The same again is answered with what was told, whatever it would be now."""

@@ -185,7 +185,7 @@ def test_the_folds_of_c_are_those_of_the_freeze_in_all_runs(tmp_path: Path) -> N
     """Rows in another order have another digest, and yet the same folds."""
     nodes, losses = rows(tmp_path, 3, 1100), list[list[float]]()
     for seed in range(2):
-        tuned = nodes.run(num_rounds=30).result()["tuned"]
+        tuned = nodes.run(num_rounds=24).result()["tuned"]
         assert tuned["by"] == "3 folds"
         losses.append(tuned["losses"])
         for table in nodes.tables:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context
-from identities import pin_identities
+from identities import pin_identities, pinned
 from refusals import refused, refuses
 
 from fedkern_flwr import clients
@@ -117,13 +117,9 @@ class Federation:
         def client_fn(context: Context) -> Client:
             k = int(context.node_config["partition-id"])
             context.node_config["simulation"] = False
-            own: dict[str, Any] = {
-                "state_dir": self.folder / str(k),
-                "identity_key": self.folder / f"identity-{k}",
-                "trusted_keys": self.folder / "trusted",
-                "policy": policy or NodePolicy(counting="warn", allow_small_sums=True),
-            }
-            return make(context, k, held(k), nodes + 1 - agents, **own)
+            own = policy or NodePolicy(counting="warn", allow_small_sums=True)
+            known = pinned(self.folder, k)
+            return make(context, k, held(k), nodes + 1 - agents, policy=own, **known)
 
         chosen = usual() if strategy is None else strategy
         windows = make.__name__ in ("online", "client")  # of five rows: fewer are refused

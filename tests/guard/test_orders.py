@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from refusals import refused, refuses
 
@@ -60,6 +60,7 @@ def test_what_a_method_means_is_taken(spec: SumSpec) -> None:
 
 
 @pytest.mark.promise("orders-receiver", "orders-bound")
+@settings(max_examples=100)
 @given(specs, st.integers(-1, 4), st.sampled_from([16, 32, 64]), bounds, st.integers(1, 20))
 def test_what_it_does_not_mean_is_refused(
     spec: SumSpec, receiver: int, bits: int, bound: float, length: int

@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Context
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from identities import pin_identities
+from identities import pin_identities, pinned
 from refusals import refused, refuses
 
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
@@ -56,12 +56,7 @@ class Federation:
         def client_fn(context: Context) -> OnlineKernelClient:
             k = int(context.node_config["partition-id"])
             context.node_config["simulation"] = False
-            own: dict[str, Any] = {
-                "state_dir": self.folder / f"node-{k}",
-                "identity_key": self.folder / f"identity-{k}",
-                "trusted_keys": self.folder / "trusted",
-                **how,
-            }
+            own = {**pinned(self.folder, k), "state_dir": self.folder / f"node-{k}", **how}
             if table is not None:
                 return OnlineKernelClient(context, X[k, table], Y[k, table], **own)
             return StreamClient(context, self.file(k), label="y", wait=0.0, **own)

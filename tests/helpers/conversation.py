@@ -7,7 +7,7 @@ import functools
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -251,10 +251,25 @@ def met(name: str, only: Callable[[Any, Any], bool] | None = None) -> dict[str, 
         return asked_in(run, folder, only)
 
 
-def apart(names: Iterable[str]) -> list[Any]:
-    """Return names of ways; those like another are left to make test-long."""
-    long = pytest.mark.long
-    return [pytest.param(name, marks=long if name in LIKE_ANOTHER else ()) for name in names]
+#: What a stream's node has read is on its disk, and is not brought back for another try.
+SECURE = [name for name, way in WAYS.items() if way.secure and name != "vm-kofl, streams"]
+#: Of each method one request of each kind, which `make test` tries; of each way all of them.
+ASKED = [
+    *dict.fromkeys(WAYS[name].method for name in SECURE if name not in LIKE_ANOTHER),
+    *(pytest.param(f"all of {name}", marks=pytest.mark.long) for name in SECURE),
+]
+
+
+def requests_of(which: str) -> Iterator[tuple[str, str, Asked]]:
+    """Yield way, name and request, see ``ASKED``."""
+    ways, of_a_way = [name for name in SECURE if WAYS[name].method == which], which[7:]
+    seen = set[Any]()
+    for way in [of_a_way] if of_a_way in WAYS else [n for n in ways if n not in LIKE_ANOTHER]:
+        for name, one in met(way).items():
+            sums_of = ((o.kind, o.self_masks, o.receiver < 0, o.noise > 0) for o in one.orders)
+            if (kind := (name, *sums_of)) not in seen:
+                yield way, name, one
+            seen.add(kind)
 
 
 def kept_seed(context: Any) -> bytes:

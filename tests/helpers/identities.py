@@ -30,6 +30,11 @@ def known_node(folder: Path, k: int, nodes: int) -> dict[str, Any]:
     if not (folder / "trusted").exists():
         pin_identities(folder, nodes)
     NodeLedger(folder / str(k), k).make()
+    return pinned(folder, k)
+
+
+def pinned(folder: Path, k: int) -> dict[str, Any]:
+    """Return the options of a node whose identity is pinned already."""
     keys = {"identity_key": folder / f"identity-{k}", "trusted_keys": folder / "trusted"}
     return {"state_dir": folder / str(k), **keys}
 

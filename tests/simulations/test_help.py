@@ -59,16 +59,13 @@ def test_a_run_loads_its_own_family_and_little_else(in_tmp: Path) -> None:
     assert not found & {"scipy", "pandas", *others}
 
 
-@pytest.mark.parametrize(
-    ("command", "more"),
-    [
-        ("fed-cg", {"scipy.special"}),
+@pytest.mark.parametrize(("command", "more"), [
+    ("fed-cg", {"scipy.special"}), ("hierarchical-svm --users 4 --C 1 --rounds 2", {"scipy"}),
+    *(pytest.param(*row, marks=pytest.mark.long) for row in (
         ("fdskl", {"scipy.optimize", "scipy.special"}),
-        ("hierarchical-svm --users 4 --C 1 --rounds 2", {"scipy"}),
         ("secure-gram --encoding fixed-point --learner ridge", {"scipy.linalg"}),
-        ("pof-rls --clients 3 --rounds 4", {"scipy.special"}),
-    ],
-)
+        ("pof-rls --clients 3 --rounds 4", {"scipy.special"}))),
+])  # fmt: skip
 def test_a_run_on_a_built_in_table_loads_no_library_that_it_does_not_need(
     command: str, more: set[str], in_tmp: Path
 ) -> None:

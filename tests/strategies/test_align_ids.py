@@ -17,7 +17,7 @@ from faulty import At, change_reply
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from identities import pin_identities
+from identities import pin_identities, pinned
 from refusals import refused, refuses
 from zoo import WAYS, Found, Sites, Table, everything, new_folder
 
@@ -159,7 +159,7 @@ def test_parties_with_keys_of_their_own_align_and_an_impostor_gets_no_list(tmp_p
     sites = parties(folder=tmp_path)
     pin_identities(tmp_path, 3)
     for k, table in enumerate(sites.tables):
-        table |= {"identity_key": tmp_path / f"identity-{k}", "trusted_keys": tmp_path / "trusted"}
+        table |= {n: v for n, v in pinned(tmp_path, k).items() if n != "state_dir"}
     check(sites.fit())
     for k in range(3):
         tags_of_node(sites, k).unlink()

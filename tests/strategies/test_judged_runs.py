@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conversation import asked, forgetful
 from flwr.app import Context
-from identities import pin_identities
+from identities import pin_identities, pinned
 from numpy.typing import NDArray
 from pooled import outputs, stacked
 from refusals import refused, refuses
@@ -612,11 +612,8 @@ def fitted_by(tmp_path: Path) -> Any:
     def start(strategy: Any, share: float) -> Any:
         def client_fn(context: Context) -> Any:
             k = int(context.node_config["partition-id"])
-            own: dict[str, Any] = {"state_dir": tmp_path / str(k)}
-            if share < 1.0:
-                context.node_config["simulation"] = False
-                own["identity_key"] = tmp_path / f"identity-{k}"
-                own["trusted_keys"] = tmp_path / "trusted"
+            context.node_config["simulation"] = share == 1.0
+            own = {"state_dir": tmp_path / str(k)} if share == 1.0 else pinned(tmp_path, k)
             if isinstance(strategy, KernelPCA):
                 return KernelPCAClient(context, TABLE[k], **own)
             own |= {"classes": (-1.0, 1.0), "block": "a"}

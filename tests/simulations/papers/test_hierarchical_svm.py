@@ -56,7 +56,7 @@ def test_a_user_solves_its_problem(seed: int) -> None:
 
 def test_the_chain_reaches_the_pooled_svm() -> None:
     x, y = blobs()
-    found, _ = paper.fully_distributed(deal(x, y, 4), C=C, iterations=600)
+    found, _ = paper.fully_distributed(deal(x, y, 4), C=C, iterations=300)
     np.testing.assert_allclose(found.models[-1], pooled(x, y), atol=1e-4)
     assert np.abs(found.models[20] - pooled(x, y)).max() > 1e-3  # control
     assert not found.converged
@@ -65,14 +65,14 @@ def test_the_chain_reaches_the_pooled_svm() -> None:
 @pytest.mark.parametrize("sizes", [(4,), (2, 3, 1)], ids=len)
 def test_users_of_any_groups_reach_the_pooled_svm_by_equation_8(sizes: tuple[int, ...]) -> None:
     x, y = blobs()
-    options = {"C": C, "rho": RHO, "iterations": 300, "equation": 8}
+    options = {"C": C, "rho": RHO, "iterations": 170, "equation": 8}
     found, _ = paper.hierarchical(dealt(sizes), **options)  # type: ignore[arg-type]
     np.testing.assert_allclose(found.models[-1], pooled(x, y), atol=1e-4)
 
 
 def test_the_fixed_point_of_equation_11_is_not_the_pooled_svm() -> None:
     x, y = blobs()
-    found, transcript = paper.hierarchical(dealt((3, 3)), C=C, rho=RHO, iterations=500)
+    found, transcript = paper.hierarchical(dealt((3, 3)), C=C, rho=RHO, iterations=250)
     model, best = found.models[-1], pooled(x, y)
     assert np.linalg.norm(model - found.models[-2]) < 1e-6
     assert objective(model, x, y) > 1.01 * objective(best, x, y)
