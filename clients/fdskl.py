@@ -373,7 +373,7 @@ class VerticalKernelClient(TableClient):
             asked = request.rows if isinstance(request, wire.StepRequest) else request.rows[:0]
             bits, outputs = int(self.kept.settings["phase_bits"]), self.table.y.shape[1] or None
             facts = wire.VerticalFacts(bits, outputs, self._names(asked))
-            self.sums.check_all(request.sums(facts))
+            self.sums.check_all(request.sum_specs(facts))
         return method(request)
 
     # -- what the phases share

@@ -786,7 +786,7 @@ class HybridKernelClient(TableClient):
 
     def _declared(self, request: wire.HybridRequest, rows: int, tests: int = 0) -> list[str]:
         """Return the names of the sums that a request asks for; refuse any other order."""
-        sums = request.sums(self._facts(rows, tests))
+        sums = request.sum_specs(self._facts(rows, tests))
         if self.sums is not None:
             self.sums.check_all(sums)
         return [one.name for one in sums]

@@ -315,7 +315,7 @@ class SVMClient(TableClient):
         for order in self.secure_sums.orders.values():
             self.check_declared("bound", self.bound, wire.DEFAULT_BOUND, order.bound)
             known["bound"] = order.bound
-        self.secure_sums.check_all(request.sums(self.facts(**known)))
+        self.secure_sums.check_all(request.sum_specs(self.facts(**known)))
         if not self.user.trying:
             return
         policy, own = self.policy, len(self.table.y) // FOLDS
@@ -620,7 +620,7 @@ class SVMClient(TableClient):
         signed = [counts[member] for member in self.members(name)]
         rows, tests = [one.rows for one in signed], [one.held_out for one in signed]
         facts = self.facts(budget=self.budget, rows=rows, tests=tests)
-        self.secure_sums.check_all(request.sums(facts))
+        self.secure_sums.check_all(request.sum_specs(facts))
 
     # -- a user with columns
 

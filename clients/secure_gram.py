@@ -381,7 +381,7 @@ class GramClient(Client):
                 "give all nodes the same new items as x_new",
                 code="FK-ITEMS-NEW",
             )
-        sums.check_all(replace(spec, name=name) for spec in request.sums(facts))
+        sums.check_all(replace(spec, name=name) for spec in request.sum_specs(facts))
 
     @property
     def _order(self) -> Order:

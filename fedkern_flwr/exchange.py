@@ -1,10 +1,10 @@
 """What an exchange sums, declared once: the server orders it, each node compares, both read it.
 
-A request of a method says with ``sums(facts)`` which secure sums it asks for. The facts are what is
-public about a run: sizes, options, rows that the parties signed. The strategy makes them of what
-the nodes described, and orders the sums. A node makes them of its own table, its own options and
-the signed rows, and refuses an order that differs: see :func:`fedkern_flwr.guard.check_order`. A
-bound that was taken from the order would be a question about the data: whether a vector fits.
+A request of a method says with ``sum_specs(facts)`` which secure sums it asks for. The facts are
+what is public about a run: sizes, options, rows that the parties signed. The strategy makes them of
+what the nodes described, and orders the sums. A node makes them of its own table, its own options
+and the signed rows, and refuses an order that differs: see :func:`fedkern_flwr.guard.check_order`.
+A bound that was taken from the order would be a question about the data: whether a vector fits.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ class Phases:
         """
         bits, names = int(self.settings["phase_bits"]), self.plan.names[rows]
         first = next(iter(requests.values()))
-        sums = first.sums(wire.VerticalFacts(bits, self.outputs, names))
+        sums = first.sum_specs(wire.VerticalFacts(bits, self.outputs, names))
         answers: Answers = yield Ask(requests, reply=reply, sums=sums, ends=ends)
         for partition in requests:
             self._waiting.pop(partition, None)

@@ -414,7 +414,7 @@ class HybridSystem:
         found = {
             spec.name: spec
             for p, request in requests.items()
-            for spec in request.sums(self.facts(p, wanted))
+            for spec in request.sum_specs(self.facts(p, wanted))
         }
         return list(found.values())
 
@@ -428,7 +428,7 @@ class HybridSystem:
                 remedy="let more take part",
                 code="FK-BUDGET-ALONE",
             )
-        (spec,) = request.sums(self.facts(hospitals[0]))
+        (spec,) = request.sum_specs(self.facts(hospitals[0]))
         ask = Ask(request, reply=reply, sums=[] if alone else [spec], among=hospitals)
         answers = yield from self._ask(ask)
         if spec.release is not None:

@@ -203,7 +203,7 @@ class ColumnRun:
             label, cohort = f"group {group.number}", 1 + k
             own: dict[str, Any] = {"agent": group.agent, "label": label, "cohort": cohort}
             facts = replace(self.facts, columns=columns, **own)
-            sums |= {spec.key: spec for spec in requests[group.users[0]].sums(facts)}
+            sums |= {spec.key: spec for spec in requests[group.users[0]].sum_specs(facts)}
         owners = [one.receiver for one in sums.values() if one.receiver != SERVER]
         receivers = dict.fromkeys(owners, wire.PadRequest())
         kinds = dict.fromkeys(requests, reply) | dict.fromkeys(receivers, wire.PadReply)

@@ -293,14 +293,14 @@ class GroupLoop:
             requests, self.deadline = dict(combine), self.post.deadline
             if count > 1:
                 name = wire.LEFT_SUM if self.lost else wire.AGENTS_SUM
-                specs = next(iter(combine.values())).sums(replace(facts, cohort=1 + count))
+                specs = next(iter(combine.values())).sum_specs(replace(facts, cohort=1 + count))
                 self.total = self._order(next(spec for spec in specs if spec.name == name))
                 sums.append(self.total)
         for number in sorted(groups):
             one = self.live[number]
             agent, one.deadline, one.sealed = one.group.agent, self.post.deadline, b""
             own = replace(facts, told=one.name, cohort=1 + one.place)
-            (spec,) = next(iter(one.told.values())).sums(own)
+            (spec,) = next(iter(one.told.values())).sum_specs(own)
             one.sum = self._order(spec)
             sums.append(one.sum)
             requests[agent] = combine[agent]

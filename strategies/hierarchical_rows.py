@@ -347,7 +347,7 @@ class RowRun:
     def ask_users(self, requests: Any, reply: Any, **more: Any) -> Steps:
         """Ask all users for what a request sums; again with all of them if somebody is missing."""
         each = requests if isinstance(requests, dict) else dict.fromkeys(self.users, requests)
-        sums = next(iter(each.values())).sums(self.now)
+        sums = next(iter(each.values())).sum_specs(self.now)
         for spec in sums:
             if spec.release is not None:
                 self.noise.note(spec.release, len(each))
@@ -498,7 +498,7 @@ class RowRun:
             request = wire.EvaluateRequest(
                 self_masks=True, bins=self.yard.bins, model=model, attempt=attempt
             )
-            (spec,) = request.sums(self.now)
+            (spec,) = request.sum_specs(self.now)
             running = sums.order(spec.name, spec.length, spec.encoding, cohort=spec.cohort)
             how: dict[str, Any] = {"until": "tried", "number": self.step, "running": [running]}
             yield Ask(dict.fromkeys(there, request), reply=wire.EvaluateReply, **how)

@@ -420,7 +420,7 @@ class SecureGram(Method):
             asked |= dict.fromkeys(self._cohort(cohort).members, request)
             own: dict[str, Any] = {"cohort": cohort, "label": str(cohort)}
             own["unfit"] = partial(unfit, cohort)
-            sums += [replace(spec, **own) for spec in request.sums(self.facts(cohort))]
+            sums += [replace(spec, **own) for spec in request.sum_specs(self.facts(cohort))]
         found = yield Ask(asked, reply=reply, sums=sums, until="enough")
         return {int(c): (found.contributors[c], total) for c, total in found.totals.items()}
 
@@ -439,7 +439,9 @@ class SecureGram(Method):
         self.items_ = np.arange(self.catalogue_, dtype=np.int32)
         self.counts_ = np.zeros(self.catalogue_, np.int64)
         for cohort in range(len(self._members)):
-            self._matrix_request(cohort).sums(self.facts(cohort))  # has room, or nothing is summed
+            self._matrix_request(cohort).sum_specs(
+                self.facts(cohort)
+            )  # has room, or nothing is summed
         if not self.counts_items:
             return
         cohorts = range(len(self._members))

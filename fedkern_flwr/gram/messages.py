@@ -69,7 +69,7 @@ class GramRequest(Message):
     session: str = ""
     round: int = 0  # grows with every exchange, so that duplicates are noticed
 
-    def sums(self, facts: GramFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
         """Declare the sum that the request asks for, to which those asked the same contribute.
 
         Raises
@@ -109,7 +109,7 @@ class CountsRequest(SumRequest, phase="gram-counts"):
 
     what = COUNTS_SUM
 
-    def sums(self, facts: GramFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
         """Declare the item counts."""
         return [
             _sum(self, facts.items, counts_encoding(facts.parties, facts.rows), self.self_masks)
@@ -130,7 +130,7 @@ class MatrixRequest(SumRequest, phase="gram-matrix"):
     supports: bool  # whether the rows that have each item are counted again, after the matrix
     items: Items = array("items", dtype="index")  # ascending
 
-    def sums(self, facts: GramFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
         """Declare the packed matrix, and the rows that have each item."""
         length = packed_size(len(self.items)) + self.supports * len(self.items)
         return [_sum(self, length, self.ring(facts), self.self_masks)]
@@ -147,7 +147,7 @@ class CrossRequest(SumRequest, phase="gram-cross"):
     new_items: int  # how many there must be
     items: Items = array("items", dtype="index")  # the old ones, ascending
 
-    def sums(self, facts: GramFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
         """Declare the products and the squares, of all nodes of the model."""
         length = self.new_items * (len(self.items) + 1)
         return [_sum(self, length, self.ring(facts), False)]
@@ -186,7 +186,7 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
     squares: Numbers = array("items", dtype="ring")  # diagonal of the Gram matrix
     products: Numbers = array("products", dtype="ring")  # the Gram matrix, packed
 
-    def sums(self, facts: GramFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
         """Declare the figures that :data:`RANKING_SUM` names."""
         return [_sum(self, len(RANKING) + 2, ranking_encoding(facts.rows), self.self_masks)]
 
@@ -216,7 +216,7 @@ class RecommendReply(GramReply, phase="gram-recommend"):
 class PredictRequest(RecommendRequest, phase="gram-predict"):
     """A kernel that was saved. Rank the items for each user; nothing is summed."""
 
-    def sums(self, facts: GramFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
         """Declare no sums."""
         return []
 

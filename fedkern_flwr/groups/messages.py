@@ -3,9 +3,9 @@
 Models are matrices, a row per output: the coefficients of the features, then the bias. What is
 summed travels in secure sums, named here; what follows the vector of a sum are statistics.
 
-A request says which sums it asks for, ``sums(facts)``. The server makes the facts of what the nodes
-described and orders the sums. A node makes them of its table, of the options that it was started
-with and of what it was sent before, and refuses other orders.
+A request says which sums it asks for, ``sum_specs(facts)``. The server makes the facts of what the
+nodes described and orders the sums. A node makes them of its table, of the options that it was
+started with and of what it was sent before, and refuses other orders.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class SVMRequest(Message):
     round: int = 0
     attempt: int = 0  # how often it has been asked before
 
-    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Return which secure sums it asks for: none here."""
         return []
 
@@ -208,7 +208,7 @@ class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
         alike = replace(self, partners=np.zeros(0, np.int32))
         return bind(STATISTICS_SUM, alike, session=before, round=0, attempt=0)
 
-    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Means and mean squares, of columns in digits; and counts of positive rows."""
         digits = DIGITS if self.raw or not self.features else 1
         columns = model_columns(facts.columns, 0 if self.raw else self.features)
@@ -249,7 +249,7 @@ class LocalRequest(SolveRequest, phase="svm-local"):
     # Shape (k, d + 1); before the first iteration (0, 0).
     center: Floats = array("outputs", "width", dtype="float64")
 
-    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Users' models with their duals, then their statistics."""
         return facts.models(FLAT_SUM, USER_STATISTICS)
 
@@ -283,7 +283,7 @@ class StepWithAgentRequest(SolveRequest, phase="svm-step"):
         """
         return bind(GROUP_SUM, self, session=before, attempt=0, sealed=b"")
 
-    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Users' models with their duals, then their statistics; for their agent."""
         return facts.models(facts.told, USER_STATISTICS, self.agent)
 
@@ -322,7 +322,7 @@ class CombineRequest(IterationRequest, phase="svm-combine"):
     tried: int = 0
     folds: int = 0
 
-    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """A total of all agents or of those left; and the agent's pad of the sum ``told`` of.
 
         How long that sum is says the request to the users. The agent looks at it when it seals the
@@ -348,7 +348,7 @@ class EvaluateRequest(SVMRequest, phase="svm-evaluate"):
     bins: int = 0  # of the histograms of held-out rows, 0 for none
     model: Floats = array("outputs", "width", dtype="float64")  # shape (k, d + 1)
 
-    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Loss, and outcomes on held-out rows."""
         yard = Yardstick(facts.classes, facts.outputs, facts.label_bound, self.bins)
         return [facts.sum(EVALUATION_SUM, 1 + yard.length, self_masks=self.self_masks)]
@@ -369,7 +369,7 @@ class SaveReply(SVMReply, phase="svm-save"):
 class PadRequest(SVMRequest, phase="svm-pad"):
     """To whom sums belong: contribute the pad to the sums of this exchange."""
 
-    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """All that an agent or the label owner may open: how long they are, the users check."""
         to_agent = [facts.sum(GROUP_SUM, None, receiver=facts.agent)]
         names = (OUTPUT_SUM, JUDGED_SUM, PREDICTED_SUM)
@@ -404,7 +404,7 @@ class ColumnsRequest(PlanRequest, phase="svm-columns"):
     all_rows: int  # with those held out, which follow them
     standardised: bool  # whether columns are brought to variance 1; they are centred in any case
 
-    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Means and mean squares of the group's columns, in digits; for its agent."""
         return [facts.for_agent(2 * DIGITS * facts.columns, self.agent)]
 
@@ -426,7 +426,7 @@ class VisitRequest(StepRequest, phase="svm-visit"):
     weights: bytes  # the group's weights, sealed by the agent; empty in the first visit
     judge: bool  # whether outputs are those of the model, for held-out rows as well
 
-    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Products of the group's columns with a message, and outputs of the last weights."""
         found, length = list[SumSpec](), facts.columns * self.width
         if self.message:
@@ -533,7 +533,7 @@ class ContributeRequest(PlanRequest, phase="svm-contribute"):
     sealed_round: int  # step in which the agent sealed its part
     sealed: bytes  # see RecallReply
 
-    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Outputs for new rows; for the label owner."""
         own = {"receiver": self.owner, "cohort": EVERYBODY}
         return [facts.sum(PREDICTED_SUM, self.rows * self.width, **own)]
@@ -576,7 +576,7 @@ class GradientRequest(SVMRequest, phase="svm-gradient"):
     iterations: int  # of the run: what they may cost is divided among them
     model: Floats = array("outputs", "width", dtype="float64")
 
-    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """The gradient of the losses, with noise."""
         assert facts.budget is not None
         outputs, width = self.model.shape
@@ -593,7 +593,7 @@ class GradientReply(SVMReply, phase="svm-gradient"):
 class CountRequest(GradientRequest, phase="svm-count"):
     """To users: count how held-out rows are predicted, and write the predictions."""
 
-    def sums(self, facts: SVMFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Counts of held-out rows, with noise."""
         assert facts.budget is not None
         classes, outputs = facts.classes, facts.outputs

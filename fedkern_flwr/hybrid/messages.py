@@ -2,7 +2,7 @@
 
 Hospitals and centres are told what to do by the same requests; session and number of the exchange
 are filled in as a request is sent, the number of a reply by the client's base. A request says with
-``sums`` which secure sums it asks for: the strategy orders these, a client compares.
+``sum_specs`` which secure sums it asks for: the strategy orders these, a client compares.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class HybridRequest(Message):
     session: str = ""
     round: int = 0  # grows with every exchange, so that duplicates are noticed
 
-    def sums(self, facts: Facts) -> list[SumSpec]:
+    def sum_specs(self, facts: Facts) -> list[SumSpec]:
         """Return the secure sums that it asks for."""
         return []
 
@@ -174,7 +174,7 @@ class MomentsRequest(RowsRequest, phase="hybrid-moments"):
     peers: Index = array("peers", dtype="index")
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
 
-    def sums(self, facts: Facts) -> list[SumSpec]:
+    def sum_specs(self, facts: Facts) -> list[SumSpec]:
         """Return that of the moments, whose numbers are at most one for each row."""
         if not self.moments:
             return []
@@ -231,7 +231,7 @@ class DistancesRequest(KernelRequest, RowsRequest, phase="hybrid-distances"):
 
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
 
-    def sums(self, facts: Facts) -> list[SumSpec]:
+    def sum_specs(self, facts: Facts) -> list[SumSpec]:
         """Return those of distances, or phases, and what is summed beside the first of them."""
         m, far, found = self.landmarks, facts.distance, list[SumSpec]()
         circle: dict[str, Any] = {"encoding": CIRCLE, "wider": False}
@@ -275,7 +275,7 @@ class EquationsRequest(HybridRequest, phase="hybrid-equations"):
     # Of balanced ones: training rows of each class; empty where one hospital has all.
     class_counts: Floats = array("classes", dtype="float64")
 
-    def sums(self, facts: Facts) -> list[SumSpec]:
+    def sum_specs(self, facts: Facts) -> list[SumSpec]:
         """Return that of the equations: a row's products are at most one, or its labels' bound.
 
         Noise is added to those of Fourier features of a known width alone.
@@ -307,7 +307,7 @@ class ProductRequest(HybridRequest, phase="hybrid-product"):
     labels: bool
     directions: Floats = array("landmarks", "directions", dtype="float64")
 
-    def sums(self, facts: Facts) -> list[SumSpec]:
+    def sum_specs(self, facts: Facts) -> list[SumSpec]:
         """Return that of the products: directions have length one, a kernel's row sqrt(m)."""
         m = facts.landmarks
         length = self.directions.size + m * facts.labels.outputs * self.labels
@@ -333,7 +333,7 @@ class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
     noise: Floats = array("noise", dtype="float64")
     factor: Floats = array("factors", "factors", dtype="float64")
 
-    def sums(self, facts: Facts) -> list[SumSpec]:
+    def sum_specs(self, facts: Facts) -> list[SumSpec]:
         """Return that of the counts of held-out rows, if they are to be counted."""
         if not self.count:
             return []

@@ -82,7 +82,7 @@ class StreamRequest(Message):
     messages: int = 0
 
     # -- what it sums. The server orders it and a node compares: so it follows from the request and
-    # from facts that both know. ``sums`` is what POF-RLS calls a field on the wire
+    # from facts that both know
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
         """Return the secure sums that it asks for."""

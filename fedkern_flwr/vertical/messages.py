@@ -107,7 +107,7 @@ class VerticalRequest(Message):
     # Number of the last set of phases whose sums came with this request or before; 0 for none.
     delivered: int = 0
 
-    def sums(self, facts: VerticalFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: VerticalFacts) -> list[SumSpec]:
         """Declare the sums that the request asks for, each of which is one party's; here none."""
         return []
 
@@ -144,7 +144,7 @@ class StepRequest(VerticalRequest, phase="vertical-step"):
     finish_rows: Index = array("finished", dtype="index")  # the batches
     score_rows: Index = array("scored", dtype="index")
 
-    def sums(self, facts: VerticalFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: VerticalFacts) -> list[SumSpec]:
         """Declare the sums: the phases that each owner lacks, and the scores of a batch."""
         found, circle = list[SumSpec](), Encoding.circle(facts.phase_bits)
         for owner, known, upto in self.wanted():
@@ -205,7 +205,7 @@ class OutcomeRequest(VerticalRequest, phase="vertical-outcome"):
     rows: Index = array("rows", dtype="index")  # these rows, one owner after the other
     calibration: Floats = array("calibration", dtype="float64")  # of a saved model, see Calibration
 
-    def sums(self, facts: VerticalFacts) -> list[SumSpec]:
+    def sum_specs(self, facts: VerticalFacts) -> list[SumSpec]:
         """Declare the sums: the scores of each owner's held-out rows."""
         owners = zip(self.owners.tolist(), self.sizes.tolist(), strict=True)
         return [facts.scores(f"outcome/{a}", n, a) for a, n in owners if self.scoring and n]

@@ -415,7 +415,7 @@ class Server(Nodes):
     def order(self, request: Any, cohort: int = 0) -> RunningSum:
         """Order the sum that a request is for, bound to it."""
         parties = len(self.server.membership.cohorts[cohort].members)
-        (spec,) = request.sums(wire.GramFacts(parties, 3, ITEMS))
+        (spec,) = request.sum_specs(wire.GramFacts(parties, 3, ITEMS))
         name = bind(spec.name, request)
         return self.server.order(name, spec.length, spec.encoding, cohort=cohort)
 
