@@ -81,7 +81,8 @@ class VerticalTable(PartyTable):
         self.party = party
         rows = next((len(v) for v in (x, y, ids) if v is not None), 0)  # type: ignore[arg-type]
         features, names = self._features(x, rows), self._names(ids, rows, "row")
-        labels, known = None, np.zeros(rows, np.bool_)
+        labels = None
+        known: NDArray[np.bool_] = np.zeros(rows, np.bool_)
         if y is not None:
             labels = self._numbers(label_rows(y, common["classes"], party), "labels")
             if labels.ndim not in (1, 2) or len(labels) != rows:
@@ -90,7 +91,7 @@ class VerticalTable(PartyTable):
                     "pass one label per row",
                     code="FK-SHAPE-DIFFERS",
                 )
-            known = ~np.isnan(labels).any(axis=tuple(range(1, labels.ndim)))
+            known = np.asarray(~np.isnan(labels).any(axis=tuple(range(1, labels.ndim))), np.bool_)
             labels = labels[known]
         self.known = known
         super().__init__(party, features[known], labels, names[known], *held_out, **common)

@@ -271,8 +271,8 @@ class GramClient(Client):
         if request.tune:
             summed = self.partition in self._cohort.unpack(request.summed)
             fewest = max(recommenders.FEWEST_USERS, self.policy.min_evaluation_rows)
-            liked = (liked_items(self.x, row) for row in range(len(users)))
-            ranks, steps = ranks.tuned(liked, summed=summed, fewest=fewest)
+            own = (liked_items(self.x, row) for row in range(len(users)))
+            ranks, steps = ranks.tuned(own, summed=summed, fewest=fewest)
             if sum(n >= fewest for n in self.secure_sums.rows(name)) < 2:
                 steps = 0  # of this node alone
         totals = np.zeros(len(RANKING) + 2)
@@ -429,7 +429,8 @@ class GramClient(Client):
         """Return the whole numbers that are summed."""
         try:
             if request.encoding == "counts":
-                return matrix.count_values(x, request.bound)
+                counts: Rows = matrix.count_values(x, request.bound)
+                return counts
             return matrix.quantise(x, request.fraction_bits, request.bound)
         except TableError as error:
             raise self.unfit(error) from None

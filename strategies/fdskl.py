@@ -410,8 +410,8 @@ class FDSKL(Judges):
         self._choose_leaders()
         share = _BASE_SHARE if self.schedule == "one-shot" else 1.0
         self.gamma_ = self.gamma or 1.0 / (max(1, self._columns) * share)
-        saved, parties = self.saved_meta_.get("rows"), list(self.parties_.values())
-        self._rows = rows_digest(parties, saved=saved, checkpoint=self.checkpoint)
+        saved, described = self.saved_meta_.get("rows"), list(self.parties_.values())
+        self._rows = rows_digest(described, saved=saved, checkpoint=self.checkpoint)
         if "judged" in self.saved_meta_:
             self.judge_by(self._yard, np.array(self.saved_meta_["judged"]))
         return (yield from self._train() if self.schedule == "one-shot" else self._descend())

@@ -241,7 +241,7 @@ class Phases:
         rows = np.intersect1d(need.rows, rows_of(self.plan.train[owner]))
 
         def steps() -> Steps:
-            known = {
+            known: dict[str, Any] = {
                 "delivered": self._waiting.get(owner, 0),
                 "rows": self.positions(owner, rows),
                 "tests": self.positions(owner, rows_of(self.plan.test[owner])),
