@@ -19,6 +19,8 @@ import click
 import numpy as np
 import pytest
 from command_line import Tables
+from exchanges import PAGE as EXCHANGES
+from exchanges import page as exchanges_page
 from flwr.app import Context, Message
 from promises import PAGE, ROOT, marks, promises
 from promises import page as claims
@@ -279,6 +281,10 @@ def test_every_mark_is_of_a_promise() -> None:
 
 def test_the_page_of_claims_is_made_from_them() -> None:
     assert PAGE.read_text(encoding="utf-8") == claims()
+
+
+def test_the_page_of_exchanges_is_made_from_the_messages() -> None:
+    assert EXCHANGES.read_text(encoding="utf-8") == exchanges_page()
 
 
 # -- the README: its blocks run as they are printed, every method leads to a page and to figures

@@ -10,6 +10,7 @@ Made from the message classes and their ``sums``, so that it cannot say anything
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -64,10 +65,15 @@ def said(kind: type[PhaseMessage] | None) -> str:
 def summed(kind: type[PhaseMessage]) -> str:
     """Return what a request says of its sums, in its own words."""
     declares = next((c for c in kind.__mro__ if "sum_specs" in vars(c)), None)
-    if declares is None or not declares.phase:
+    if declares is None:
         return "none"
-    text = inspect.getdoc(declares.sum_specs) or ""
-    return " ".join(text.partition("\n\n")[0].split()).replace("``", "`")
+    if not declares.phase:  # the base of all requests, of which some have the name of a sum
+        name = getattr(kind, "sum_name", "")
+        return f"`{name}`, over all clients" if isinstance(name, str) and name else "none"
+    text = " ".join((inspect.getdoc(declares.sum_specs) or "").partition("\n\n")[0].split())
+    text = re.sub(r"^(?:Return|Declare) (?:the sums: |that of |those of |no sums)?", "", text)
+    text = re.sub(r":\w+:|`(?=`)", "", text).strip(".")
+    return text[:1].upper() + text[1:] or "none"
 
 
 def page() -> str:
