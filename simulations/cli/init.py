@@ -18,6 +18,8 @@ from .lazy import as_command
 
 #: Methods whose app deals public data to the nodes of a simulation.
 COPIED = tuple(name for own in families() if own.app != "method" for name in own.deployable)
+#: Registered methods, whose app is for nodes with tables.
+_REGISTERED = tuple(name for own in families() if own.app == "method" for name in own.deployable)
 
 _FEDERATION = """
 # For `flwr run .`, which moves it to Flower's own configuration when it is run first.
@@ -35,12 +37,16 @@ def init(
     method: Annotated[
         str,
         typer.Argument(
-            metavar="METHOD", click_type=click.Choice(COPIED), help=f"One of {', '.join(COPIED)}."
+            metavar="METHOD",
+            click_type=click.Choice((*COPIED, *_REGISTERED)),
+            help=f"One of {', '.join((*COPIED, *_REGISTERED))}.",
         ),
     ],
     folder: Annotated[Path, typer.Argument(help="Where to copy the app to.")],
 ) -> None:
     """Copy the Flower app of a method to a folder, where 'flwr run .' runs it at once.
+
+    The app of a method of one's own needs nodes with tables: deploy-local rehearses it.
 
     It takes public data and its own number of nodes until the options in its pyproject.toml, or
     --run-config, say otherwise. Flower takes what is installed and installs nothing for it.
@@ -58,7 +64,7 @@ def init(
         project = folder / "pyproject.toml"
         text = project.read_text("utf-8")
         assert _NEEDED in text
-        added = _FEDERATION.format(name=method, nodes=own.nodes)
+        added = _FEDERATION.format(name=method, nodes=own.nodes) if method in COPIED else ""
         text = re.sub(r'^method = "[a-z-]+"', f'method = "{method}"', text, flags=re.MULTILINE)
         project.write_text(text.replace(_NEEDED, _OURS) + added, "utf-8")
     except OSError as error:
@@ -67,6 +73,10 @@ def init(
             remedy="choose another folder",
             code="FK-FILE-WRITE",
         ) from None
+    if method in _REGISTERED:  # its nodes have tables of their own, public data are not dealt
+        typer.echo(f"an app of {method}, for nodes that have tables: {folder}")
+        typer.echo(f"rehearse it on this machine: fedkern deploy-local {method} --data FILE")
+        return
     typer.echo(f"an app of {method} with {own.nodes} nodes: {folder}")
     place = folder.resolve()
     files = f"""'result="{place}/result.json" model="{place}/model.npz"'"""

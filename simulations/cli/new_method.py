@@ -43,6 +43,8 @@ MOMENTS = Sum("moments", bound=1.0, rounds=True)
 class ${Class}Client(MethodClient):
     """What runs beside the rows: self.x of shape (n, d), self.y or None."""
 
+    labels_of_row = 0  # as in the method
+
     @contributes(MOMENTS)
     def moments(self, power):
         return {"rows": len(self.x), "sum": (self.x**power).sum(axis=0)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.encoding import Encoder, Explanation
-from fedkern_flwr.errors import TableError
+from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.method import Method, PrivateMethod
 from fedkern_flwr.options import declared
 from fedkern_flwr.registered import client_of, find_method, registered
@@ -132,6 +132,7 @@ def prepare(settings: RowSettings) -> RowData:
     tests = np.array_split(np.arange(len(x_test)), len(parts))
     if settings.files is not None:
         tests = held_out_of(whole, table)
+    held_names = _names_of_held(whole, table, len(x_test))
     given = []
     for rows, held in zip(parts, tests, strict=True):
         own: dict[str, Any] = {"x": x[rows], "x_test": x_test[held], "columns": encoder.outputs}
@@ -139,14 +140,37 @@ def prepare(settings: RowSettings) -> RowData:
             own |= {"y": table.y[rows], "y_test": y_test[held]}
         if table.ids is not None:
             own["ids"] = [str(name) for name in np.asarray(table.ids)[rows]]
+            own["ids_test"] = held_names[held].tolist()
         given.append(own)
     return RowData(tuple(given), encoder, (*table.notes, *encoder.left_out(table)))
+
+
+def _names_of_held(whole: Table, left: Table, number: int) -> NDArray[np.str_]:
+    """Return the ids of held-out rows; numbers where these came with the data, without ids."""
+    if whole.ids is None or left.ids is None or left.rows == whole.rows:
+        return np.arange(number).astype(np.str_)
+    left_ids = {str(name) for name in np.asarray(left.ids)}
+    names = [str(name) for name in np.asarray(whole.ids)]
+    return np.array([name for name in names if name not in left_ids], np.str_)
+
+
+def _usable(name: str) -> type[Method]:
+    """Return a registered method; its options must not have the names of those of the table."""
+    found = find_method(name)
+    taken = {field.name for field in fields(RowSettings)} & declared(found).keys()
+    if taken:
+        raise OptionError(
+            f"option {min(taken)} of method {name} has the name of an option of the table",
+            remedy="choose another name for it",
+            code="FK-METHOD-CLASS",
+        )
+    return found
 
 
 class RowsFamily(Family[Method, RowSettings, RowData]):
     """Methods of rows that are registered, see :mod:`fedkern_flwr.registered`."""
 
-    strategies = tuple(find_method(name) for name in registered())
+    strategies = tuple(_usable(name) for name in registered())
     settings, makes = RowSettings, staticmethod(prepare)
     app, deployable = "method", tuple(registered())
     columns = {  # noqa: RUF012

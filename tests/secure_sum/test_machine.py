@@ -114,7 +114,7 @@ class Sums(RuleBasedStateMachine):
             self.recover(story, ())
             self.end(story)
         if hasattr(self, "run"):
-            self.start(ENCODINGS[0], 1, None, True)
+            self.start(ENCODINGS[0], 1, -1, True)
             (last,) = self.stories
             for p in self.run.members:  # the next order erases what is left of all before
                 self.contribute(last, p)
@@ -192,7 +192,7 @@ class Sums(RuleBasedStateMachine):
 
     # -- what parties and the server do
 
-    def start(self, encoding: Encoding, length: int, receiver: int | None, masks: bool) -> None:
+    def start(self, encoding: Encoding, length: int, receiver: int, masks: bool) -> None:
         name = f"{encoding} for {receiver} {masks}"
         running = self.run.order(length, encoding, name=name, receiver=receiver, self_masks=masks)
         rng = np.random.default_rng(running.order.index)
@@ -437,7 +437,7 @@ class Sums(RuleBasedStateMachine):
         if at >= len(self.stories):
             encoding, long, receiver, self_masks = terms
             size = self.cohort.backup_bytes // encoding.dtype.itemsize + 1 if long else 3
-            owner = None if receiver is None else receiver % self.parties
+            owner = -1 if receiver is None else receiver % self.parties
             self.start(encoding, size, owner, self_masks)
         story = self.stories[min(at, len(self.stories) - 1)]
         self.disturb(story, *first)
@@ -496,11 +496,11 @@ class Sums(RuleBasedStateMachine):
         if p not in story.made:
             return
         order, encoding = story.order, story.running.encoding
-        owner = [None, other % self.parties][other % 2]
+        owner = [-1, other % self.parties][other % 2]
         bits = (16, 32, 64)[other % 3]
         ring, name = replace(encoding, bits=bits), f"{order.name}#again"
         running = self.run.order(1, ring, name=name, receiver=owner, self_masks=order.self_masks)
-        if (-1 if owner is None else owner, bits) != (order.receiver, order.bits):
+        if (owner, bits) != (order.receiver, order.bits):
             refuses("FK-ORDER-PARTIES", self.run.contribute, running, p, [0], party=p)
         self.run.server.close(running)
 
