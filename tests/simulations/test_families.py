@@ -798,12 +798,12 @@ def test_another_c_is_another_optimum() -> None:
     assert abs(right["objective_gap"]) < 1e-3
     accuracy = pytest.approx(right["centralised_test_accuracy"], rel=0.03)
     assert strategy.metrics_["test_accuracy"] == accuracy
-    for name, value in (("C_", 0.2), ("scale", "none")):
-        before = getattr(strategy, name)
-        setattr(strategy, name, value)
+    for holder, name, value in ((strategy.choice_, "C", 0.2), (strategy, "scale", "none")):
+        before = getattr(holder, name)
+        setattr(holder, name, value)
         wrong = HierarchicalFamily().measure(strategy, prepared, {})
         assert abs(wrong["objective_gap"]) > 0.03, name
-        setattr(strategy, name, before)
+        setattr(holder, name, before)
 
 
 def test_delays_make_a_run_last_and_change_nothing_else() -> None:
