@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from fedkern_flwr.tables.table import Table, drop_constant_columns
 
 from ..run.data import Prepared, TableSettings, held_out_of, hold_out
 from ..run.format import figure
+from ..run.options import of_settings
 from ..run.splits import Split, split_rows
 from .base import Config, Family, Kept
 from .common import COSTS, Column
@@ -154,10 +155,11 @@ def _names_of_held(whole: Table, left: Table, number: int) -> NDArray[np.str_]:
     return np.array([name for name in names if name not in left_ids], np.str_)
 
 
-def _usable(name: str) -> type[Method]:
+def usable(name: str) -> type[Method]:
     """Return a registered method; its options must not have the names of those of the table."""
     found = find_method(name)
-    taken = {field.name for field in fields(RowSettings)} & declared(found).keys()
+    flags = {one.flag or f"--{one.name}" for one in of_settings(RowSettings, "iris")}
+    taken = {option for option in declared(found) if f"--{option}" in flags}
     if taken:
         raise OptionError(
             f"option {min(taken)} of method {name} has the name of an option of the table",
@@ -170,7 +172,7 @@ def _usable(name: str) -> type[Method]:
 class RowsFamily(Family[Method, RowSettings, RowData]):
     """Methods of rows that are registered, see :mod:`fedkern_flwr.registered`."""
 
-    strategies = tuple(_usable(name) for name in registered())
+    strategies = tuple(usable(name) for name in registered())
     settings, makes = RowSettings, staticmethod(prepare)
     app, deployable = "method", tuple(registered())
     columns = {  # noqa: RUF012

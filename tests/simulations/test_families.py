@@ -20,8 +20,10 @@ from sklearn.svm import SVC
 
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.kernels.random_features import gaussian_frequencies
+from fedkern_flwr.method import option
 from fedkern_flwr.simulations import DropOut, simulate
 from fedkern_flwr.simulations.engines.faults import DelayLaw, Delivery, GroupDelays, first_fault
+from fedkern_flwr.simulations.methods import rows as of_rows
 from fedkern_flwr.simulations.methods import vertical_oracle
 from fedkern_flwr.simulations.methods.dealt_data import frequency_seed
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries
@@ -47,7 +49,7 @@ from fedkern_flwr.simulations.methods.vertical_oracle import centralised_differe
 from fedkern_flwr.simulations.run.entries import average
 from fedkern_flwr.simulations.run.options import options as options_of
 from fedkern_flwr.simulations.run.random_labels import random_labels
-from fedkern_flwr.strategies import FDSKL, FedCG, HierarchicalSVM
+from fedkern_flwr.strategies import FDSKL, FedCG, HierarchicalSVM, KernelPCA
 
 Table = dict[str, Any]
 
@@ -812,3 +814,33 @@ def test_delays_make_a_run_last_and_change_nothing_else() -> None:
     slow = run_one(data("iris", positive=1.0, rounds=5, delay="fixed:0.1,0.2"), **options)
     assert slow.results[0]["metrics"]["objective"] == quick["metrics"]["objective"]
     assert slow.results[0]["seconds"] >= 5 * 0.2
+
+
+# -- methods of rows, registered by whoever
+
+
+def test_held_out_rows_of_a_method_of_rows_keep_their_ids(tmp_path: Path) -> None:
+    lines = [f"{k / 40},row{k}" for k in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,name", *lines]))
+    settings = of_rows.RowSettings(
+        str(tmp_path / "a.csv"), id_column="name", test_size=0.3, scaling="none", clients=3
+    )
+    held = 0
+    for table in of_rows.prepare(settings).tables:
+        for part in ("", "_test"):
+            of_ids = [int(name.removeprefix("row")) / 40 for name in table[f"ids{part}"]]
+            np.testing.assert_allclose(table[f"x{part}"][:, 0], of_ids)
+        held += len(table["ids_test"])
+    assert held == 12
+
+
+def test_an_option_with_the_name_of_one_of_the_table_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Named(KernelPCA):
+        classes: int = option(3, "Number of classes.")
+
+    monkeypatch.setattr(of_rows, "find_method", lambda name: Named)
+    refuses("FK-METHOD-CLASS", of_rows.usable, "named")
+    monkeypatch.setattr(of_rows, "find_method", lambda name: KernelPCA)
+    assert of_rows.usable("kernel-pca") is KernelPCA
