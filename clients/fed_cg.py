@@ -782,6 +782,7 @@ class HybridKernelClient(TableClient):
             signed=signed,
             wanted=orders,
             cohorts=defaultdict(int),
+            counted=kept.settings.get("train", 0),
         )
 
     def _declared(self, request: wire.HybridRequest, rows: int, tests: int = 0) -> list[str]:

@@ -12,11 +12,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .errors import RefusedError
 from .privacy.budget import NoisySum, Release
 from .secure_sum.encoding import Encoding
 
 #: The server, as the receiver of a sum.
 SERVER = -1
+
+
+def one_party(partition: int) -> int:
+    """Return the receiver that a request names, which must be a party.
+
+    The server opens what has no party as receiver: its word must not make it one party's values.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if partition < 0:
+        raise RefusedError(
+            "refused by the node: a sum of one party's would be the server's",
+            remedy="run the same release on both sides",
+            code="FK-ORDER-TERMS",
+        )
+    return partition
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..exchange import SumSpec
+from ..exchange import SumSpec, one_party
 from ..judging.figures import Yardstick, outcomes_release
 from ..privacy import Budget, Release
 from ..secure_sum import Encoding
@@ -128,7 +128,7 @@ class SVMFacts:
 
     def for_agent(self, length: int, agent: int) -> SumSpec:
         """Return a sum over a group of a vertical split."""
-        return self.sum(GROUP_SUM, length, receiver=agent, label=self.label)
+        return self.sum(GROUP_SUM, length, receiver=one_party(agent), label=self.label)
 
     def noisy(self, release: Release, length: int, rows: Sequence[int], **more: Any) -> SumSpec:
         """Return a sum with noise, of numbers that a row moves by one at most."""
@@ -285,7 +285,7 @@ class StepWithAgentRequest(SolveRequest, phase="svm-step"):
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Users' models with their duals, then their statistics; for their agent."""
-        return facts.models(facts.told, USER_STATISTICS, self.agent)
+        return facts.models(facts.told, USER_STATISTICS, one_party(self.agent))
 
 
 class StepWithAgentReply(SVMReply, phase="svm-step"):
@@ -434,7 +434,7 @@ class VisitRequest(StepRequest, phase="svm-visit"):
         if self.weights:
             name = JUDGED_SUM if self.judge else OUTPUT_SUM
             rows = facts.all_rows if self.judge else facts.plan_rows
-            own = {"receiver": facts.owner, "cohort": EVERYBODY}
+            own = {"receiver": one_party(facts.owner), "cohort": EVERYBODY}
             found.append(facts.sum(name, rows * self.width, **own))
         return found
 
@@ -535,7 +535,7 @@ class ContributeRequest(PlanRequest, phase="svm-contribute"):
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Outputs for new rows; for the label owner."""
-        own = {"receiver": self.owner, "cohort": EVERYBODY}
+        own = {"receiver": one_party(self.owner), "cohort": EVERYBODY}
         return [facts.sum(PREDICTED_SUM, self.rows * self.width, **own)]
 
 

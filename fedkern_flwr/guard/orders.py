@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RefusedError
-from ..exchange import SumSpec
+from ..exchange import SERVER, SumSpec
 from ..privacy.budget import Budget, NoisySum
 from ..secure_sum.identity import Counts
 from ..secure_sum.membership import Cohort
@@ -48,7 +48,7 @@ def check_order(order: Order, spec: SumSpec, *, cohorts: int) -> None:
     as_meant = bound >= right.bound if spec.wider else bound == right.bound
     noise, rings = NoisySum(order.noise, order.fraction), (right.bits, *spec.rings)
     for term, wrong, code in (
-        ("receiver", order.receiver != spec.receiver, terms),
+        ("receiver", order.receiver != spec.receiver or order.receiver < SERVER, terms),
         ("masks", order.self_masks != spec.self_masks, terms),
         ("encoding", order.kind != right.kind or order.bits not in rings, terms),
         ("noise", noise != spec.noise, "FK-ORDER-NOISE"),

@@ -17,7 +17,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..exchange import SumSpec
+from ..exchange import SumSpec, one_party
 from ..judging.figures import OUTCOMES, Yardstick, outcomes_release
 from ..plain_text import read_json
 from ..privacy import Budget
@@ -74,6 +74,8 @@ class Facts:
         Name of a set of parties -> its number, which a party does not compare.
     bits : int (default: 64)
         Of a number in the sums of distances; a party takes any.
+    counted : int, optional
+        Of a party: its rows whose classes are counted, whatever rows a request names.
     """
 
     landmarks: int
@@ -88,6 +90,7 @@ class Facts:
     wanted: Collection[str]
     cohorts: Mapping[str, int]
     bits: int = 64
+    counted: int | None = None
 
     def over(
         self, parties: str, name: str, length: int, bound: float, *, bits: int = 64, **more: Any
@@ -244,14 +247,15 @@ class DistancesRequest(KernelRequest, RowsRequest, phase="hybrid-distances"):
             length = (stop - start) * (m // 2 if phases else m)
             how = circle if phases else {"bits": facts.bits, "rings": (32, 64)}
             ward = f"ward {hospital}"
-            found.append(facts.over(ward, name, length, far, receiver=hospital, **how))
+            found.append(facts.over(ward, name, length, far, receiver=one_party(hospital), **how))
         if PAIRS in facts.wanted:
             length, of_no_rows = m * (m - 1) // 2, self.sampling == "U"
             found.append(facts.over("everybody", PAIRS, length, far, nobodys=of_no_rows))
         if MEAN_DISTANCE in facts.wanted:
             found.append(facts.over("everybody", MEAN_DISTANCE, 1, sum(facts.rows) * far))
         if CLASS_COUNTS in facts.wanted:
-            classes, most = facts.labels.classes, max(facts.rows)
+            most = max(facts.rows) if facts.counted is None else facts.counted
+            classes = facts.labels.classes
             found.append(facts.over("hospitals", CLASS_COUNTS, classes, most))
         return found
 

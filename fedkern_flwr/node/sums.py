@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError, SumError
-from ..exchange import SERVER, SumSpec
+from ..exchange import SumSpec
 from ..guard import NodePolicy, check_size, refusal
 from ..guard.counting import ENDLESS, Hidden, hidden_beside, least_survivors
 from ..guard.orders import check_cohort, check_order
@@ -220,7 +220,7 @@ class ClientSums:
         """
         cohorts = len(self.party.state.cohorts)
         check_order(self.order(spec.name), spec, cohorts=cohorts)
-        if self.noisy and spec.release is None and spec.receiver == SERVER and not spec.nobodys:
+        if self.noisy and spec.release is None and spec.receiver < 0 and not spec.nobodys:
             raise refusal("privacy: the run opens a sum without noise", code="FK-BUDGET-NOISELESS")
         self._specs[spec.name] = spec
         self.on_check(spec.name)

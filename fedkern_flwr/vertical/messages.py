@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..exchange import SumSpec
+from ..exchange import SumSpec, one_party
 from ..secure_sum import Encoding
 from ..table_parties import TableReply
 from ..wire.message import Message, array
@@ -51,7 +51,7 @@ class VerticalFacts:
             name=name,
             encoding=Encoding.fixed_point(LARGEST_OUTPUT),
             length=None if self.outputs is None else rows * self.outputs,
-            receiver=receiver,
+            receiver=one_party(receiver),
             everybody=True,
         )
 
@@ -150,7 +150,7 @@ class StepRequest(VerticalRequest, phase="vertical-step"):
         for owner, known, upto in self.wanted():
             for span, name in phase_parts(owner, facts.names, self.cuts, known, upto):
                 if length := int((upto - known[span]).sum()):
-                    about: dict[str, Any] = {"length": length, "receiver": owner}
+                    about: dict[str, Any] = {"length": length, "receiver": one_party(owner)}
                     found.append(SumSpec(name=name, encoding=circle, everybody=True, **about))
         if many := len(self.score_rows):
             found.append(facts.scores(f"scores/{self.scorer}", many, self.scorer))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,15 @@ from refusals import refused, refuses
 
 from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.exchange import SumSpec
+from fedkern_flwr.groups.messages import SVMFacts
 from fedkern_flwr.guard import NodePolicy, check_selection
 from fedkern_flwr.guard.orders import check_cohort, check_order, check_own_rows, check_run
+from fedkern_flwr.hybrid import messages as hybrid
+from fedkern_flwr.judging.figures import Yardstick
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.identity import Counts
 from fedkern_flwr.secure_sum.membership import Cohort
+from fedkern_flwr.vertical.messages import VerticalFacts
 from fedkern_flwr.wire.sums import Order
 
 PARTY = "partition 3"
@@ -57,6 +63,7 @@ def test_what_a_method_means_is_taken(spec: SumSpec) -> None:
     assert not is_refused(order_of(spec), spec)
     assert not is_refused(order_of(spec), spec, cohorts=2)
     assert is_refused(order_of(spec), replace(spec, everybody=True), cohorts=2)
+    assert is_refused(replace(order_of(spec), receiver=-2), replace(spec, receiver=-2))
 
 
 @pytest.mark.promise("orders-receiver", "orders-bound")
@@ -145,3 +152,40 @@ def test_few_own_rows_are_refused_and_none_are_fine(rows: int, least: int) -> No
     if least > 1:
         with refused("FK-POLICY-OWN-ROWS"):
             check_own_rows(NodePolicy(min_own_rows=least), 1)
+
+
+def distances(*hospitals: int) -> hybrid.DistancesRequest:
+    count, none = len(hospitals), np.zeros(0)
+    about = [np.array(part, np.int32) for part in (hospitals, [3] * count, [0] * count)]
+    return hybrid.DistancesRequest(
+        hospitals=about[0], trains=about[1], starts=about[2], stops=about[1],
+        rows=(np.arange(3, dtype=np.int32),) * count, kernel="rbf", sampling="U", landmarks=4,
+        basis="fourier", seed_from=-1, model="", model_round=0, save_as=0, landmark_pairs=False,
+        keep_training=False, fixed_gammas=np.ones(1), moments=none,
+        sealed_seed=np.zeros(0, np.uint8),
+    )  # fmt: skip
+
+
+def facts(**own: Any) -> hybrid.Facts:
+    return hybrid.Facts(
+        landmarks=4, labels=Yardstick(2, 1, 1.0, 0), block="b", features=2, distance=1.0,
+        budget=None, signed=[], cohorts=defaultdict(int),
+        **{"rows": (3,), "tests": (0,), "wanted": (), **own},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("receiver", [-1, -2])
+def test_no_request_makes_the_server_the_receiver_of_a_sum_of_one_partys(receiver: int) -> None:
+    assert [one.receiver for one in distances(2).sum_specs(facts())] == [2]
+    refuses("FK-ORDER-TERMS", distances(receiver).sum_specs, facts())
+    columns = SVMFacts(columns=2, plan_rows=3, owner=receiver)
+    refuses("FK-ORDER-TERMS", columns.for_agent, 4, receiver)
+    refuses(
+        "FK-ORDER-TERMS", VerticalFacts(32, 1, np.zeros(3, np.uint64)).scores, "scores", 3, receiver
+    )
+
+
+def test_the_bound_of_counts_of_classes_is_of_the_rows_that_are_counted() -> None:
+    """A request that names none of them would let the server choose a bound."""
+    (counts,) = distances().sum_specs(facts(wanted=(hybrid.CLASS_COUNTS,), rows=(0,), counted=100))
+    assert counts.encoding.bound >= 100.0
