@@ -329,6 +329,7 @@ LIKE_ANOTHER = {
 
 def chosen(names: Iterable[str], tried: Collection[str]) -> list[Any]:
     """Return names of ways; all but those that are to be tried are left to make test-long."""
+    assert set(tried) <= WAYS.keys()
     return [pytest.param(n, marks=() if n in tried else pytest.mark.long) for n in names]
 
 

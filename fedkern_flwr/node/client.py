@@ -244,6 +244,10 @@ class Client(GuardedNode, NumPyClient):
         """Return what is marked -> method; one that overrides a marked one need not be marked."""
         return {what: getattr(self, name) for name, what in _marks(type(self), mark)}
 
+    def marks(self, mark: str) -> list[Any]:
+        """Return what each method is marked with, once for each method."""
+        return [what for _, what in _marks(type(self), mark)]
+
     # -- Flower's NumPyClient
 
     def fit(

@@ -35,7 +35,18 @@ def contributes(what: Sum) -> Callable[[Answer], Answer]:
     ----------
     what : Sum
         The sum, as it is declared at module level, see :class:`~fedkern_flwr.steps.Sum`.
+
+    Raises
+    ------
+    ProtocolError
+        It is no declared sum.
     """
+    if not isinstance(what, Sum):
+        raise ProtocolError(
+            f"@contributes takes a sum, not {type(what).__name__}",
+            remedy='declare it at module level: ROWS = Sum("rows", bound=1.0), @contributes(ROWS)',
+            code="FK-CLIENT-HANDLER",
+        )
 
     def mark(method: Answer) -> Answer:
         method.contributes = what  # type: ignore[attr-defined]
@@ -273,8 +284,8 @@ class MethodClient(Client):
         return MethodReply(round=request.round, plain=plain, given=arrays)
 
     def _check_handlers(self) -> None:
-        names = [one.name for one in self.marked("contributes")]
-        names += [n for n in self.marked("answers") if isinstance(n, str)]
+        names = [one.name for one in self.marks("contributes")]
+        names += [n for n in self.marks("answers") if isinstance(n, str)]
         for name in names:
             if names.count(name) > 1:
                 raise ProtocolError(

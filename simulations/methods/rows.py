@@ -172,7 +172,7 @@ def usable(name: str) -> type[Method]:
 class RowsFamily(Family[Method, RowSettings, RowData]):
     """Methods of rows that are registered, see :mod:`fedkern_flwr.registered`."""
 
-    strategies = tuple(usable(name) for name in registered())
+    strategies = tuple(find_method(name) for name in registered())
     settings, makes = RowSettings, staticmethod(prepare)
     app, deployable = "method", tuple(registered())
     columns = {  # noqa: RUF012
@@ -182,6 +182,11 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
 
     data = "iris"
     repetitions, seeded = "Runs averaged, each with a seed of its own.", "split and method"
+
+    def check(self, config: Config) -> None:
+        """Refuse a method whose options cannot be told from those of the table; see the base."""
+        usable(config["method"])
+        super().check(config)
 
     def check_data(self, config: Config, prepared: RowData) -> None:
         """Refuse a table without labels where the method needs them."""

@@ -20,6 +20,7 @@ from hypothesis.extra.numpy import arrays
 from refusals import raises, refused, refuses
 from summing_nodes import (
     ENCODING,
+    HELD_SUM,
     ROW_SUM,
     SESSION,
     Done,
@@ -272,6 +273,18 @@ def test_entry_points_are_found_or_refused_in_one_line(monkeypatch: pytest.Monke
     for name, code in codes.items():
         refuses(f"FK-METHOD-{code}", find, name)
     refuses("FK-METHOD-CLASS", registered.client_of, Mean)
+
+
+def test_a_sum_has_one_handler_which_is_marked_with_its_declaration() -> None:
+    class Twice(MeanClient):
+        @contributes(ROW_SUM)
+        def add_again(self, k: int) -> dict[str, Any]:
+            return {"count": 0.0, "sum": np.zeros(2)}
+
+    context = Nodes().contexts[0]
+    assert MeanClient(context, np.ones((2, 2))).marks("contributes") == [ROW_SUM, HELD_SUM]
+    refuses("FK-CLIENT-TWICE", Twice, context, np.ones((2, 2)))
+    refuses("FK-CLIENT-HANDLER", contributes, "rows")  # as in release 0.1
 
 
 # -- options: declared once, documented; how they are checked is in tests/contracts/test_options.py

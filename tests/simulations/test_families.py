@@ -841,6 +841,6 @@ def test_an_option_with_the_name_of_one_of_the_table_is_refused(
         classes: int = option(3, "Number of classes.")
 
     monkeypatch.setattr(of_rows, "find_method", lambda name: Named)
-    refuses("FK-METHOD-CLASS", of_rows.usable, "named")
+    refuses("FK-METHOD-CLASS", of_rows.RowsFamily().check, {"method": "named"})
     monkeypatch.setattr(of_rows, "find_method", lambda name: KernelPCA)
     assert of_rows.usable("kernel-pca") is KernelPCA
