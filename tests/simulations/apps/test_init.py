@@ -85,7 +85,14 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, commands: A
     (tmp_path / "mine.txt").write_text("mine")
     assert commands.complaint("init", "fed-cg", str(tmp_path)).endswith("[FK-FOLDER-USED]")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    assert commands.complaint("init", "kernel-pca", "new").endswith("[FK-OPTION-CHOICE]")
+    assert commands.complaint("init", "no-method", "new").endswith("[FK-OPTION-CHOICE]")
+
+
+def test_the_app_of_a_registered_method_is_copied(tmp_path: Path, commands: Any) -> None:
+    commands("init", "kernel-pca", str(tmp_path / "app"))
+    told = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]
+    assert told["app"]["config"]["method"] == "kernel-pca"
+    assert "federations" not in told  # its nodes have tables
 
 
 CONFIG = 'data="diabetes" num-rounds=20 samples-per-round=5 features=6 seed=3 secure="on"'
