@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ("fedkern_flwr", "strategies", "clients", "simulations")
 ROOMS = (*SOURCE, "tests", "benchmarks")
 #: Pages that nobody writes by hand.
-GENERATED = ("docs/results/", "docs/api/", "docs/claims.md", "docs/troubleshooting.md")
-GENERATED += ("docs/node-packages.md",)
+GENERATED = ("simulations/papers/results/", "docs/api/", "docs/claims.md", "docs/exchanges.md")
+GENERATED += ("docs/node-packages.md", "docs/troubleshooting.md")
 #: Method -> what its files are called in the rooms.
 METHODS = {
     "POF-MKL, baselines": "online|pof_mkl|average|kofl|per_fed_avg|local_only|baselines|account",

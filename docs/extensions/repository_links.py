@@ -15,7 +15,11 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
 #: Files outside ``docs`` -> the page that says the same.
-PAGES = {"README.md": "index", "benchmarks/README.md": "benchmarks"}
+PAGES = {
+    "README.md": "index",
+    "benchmarks/README.md": "benchmarks",
+    "simulations/papers/results/README.md": "papers",
+}
 
 
 class RepositoryLinks(SphinxTransform):

@@ -30,15 +30,13 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def items(results):
-    papers = tomllib.loads((results.KEPT / "papers.toml").read_text())["paper"]
+    papers = tomllib.loads((results.KEPT / "catalogue.toml").read_text())["paper"]
     return [item for paper in papers for item in paper["items"]]
 
 
-def test_pages_are_what_the_script_makes_of_the_kept_tables(results) -> None:
-    text = results.PAGE.read_text()
-    made = text.partition(results.BEGIN)[2].partition(results.END)[0]
-    assert made == f"\n\n{results.checklist()}\n"
-    assert results.TABLES.read_text() == results.tables()
+def test_the_page_is_what_the_script_makes_of_the_kept_tables(results) -> None:
+    """With a reason for each figure that differs: without one there is no page."""
+    assert results.PAGE.read_text() == results.rendered()
 
 
 def test_every_preset_of_a_paper_is_on_the_list_or_is_ours(results) -> None:
@@ -55,9 +53,9 @@ def test_every_item_has_a_preset_or_a_reason_and_every_file_an_item(results) -> 
 
 def test_a_figure_that_misses_is_on_the_page(results, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(results, "KEPT", tmp_path)
-    (tmp_path / "papers.toml").write_text(
+    (tmp_path / "catalogue.toml").write_text(
         '[[paper]]\nname = "P"\nsource = "S"\nitems = [{item = "Table 1", what = "w", '
-        'preset = "fed-cg-table2"}]\n'
+        'preset = "fed-cg-table2"}]\n[[paper.reason]]\nlabel = ["no draws"]\ntext = "too slow"\n'
     )
     figure = {
         "dataset": "Iris", "label": "FedCG", "column": "accuracy", "ours": 0.9, "spread": 0.01,
@@ -67,14 +65,19 @@ def test_a_figure_that_misses_is_on_the_page(results, monkeypatch, tmp_path) -> 
     absent = {**figure, "label": "no draws", "ours": None, "better": None}
     of = {"source": "", "notes": [], "table": {}, "paper_figures": [figure, absent]}
     results.file_of("fed-cg-table2").write_text(json.dumps({**kept, "datasets": {"Iris": of}}))
-    made = results.checklist()
-    assert "0 of 2 figures met, 0 missed for the better, 1 for the worse, 1 not there" in made
-    assert "no draws" not in made
-    assert "| P | Table 1 | Iris | FedCG | accuracy | 0.900 ↓ | 0.010 | 0.95 |" in made
+    with pytest.raises(SystemExit, match="P, Table 1, Iris, FedCG, accuracy"):
+        results.rendered()
+    with (tmp_path / "catalogue.toml").open("a") as catalogue:
+        catalogue.write('[[paper.reason]]\nbetter = [false]\ntext = "other rows"\n')
+    made = results.rendered()
+    assert "0 of 2 figures met, 0 better, 1 worse, 1 not computed" in made
+    assert "| Iris | FedCG | accuracy | 0.95 | 0.900 | 0.010 | -0.050 ↓ | a |" in made
+    assert "| Iris | no draws | accuracy | 0.95 | not computed |  |  | b |" in made
+    assert "(a) other rows\n\n(b) too slow" in made
 
 
 def test_what_is_missing_is_kept_and_what_fails_stops_nothing(results, monkeypatch, tmp_path):
-    (tmp_path / "papers.toml").write_text(
+    (tmp_path / "catalogue.toml").write_text(
         '[[paper]]\nname = "P"\nsource = "S"\nitems = [{item = "1", preset = "a --paper-split"}, '
         '{item = "2", preset = "b"}, {item = "3", preset = "c"}, {item = "4", why = "diagram"}]\n'
     )
