@@ -291,7 +291,7 @@ def test_the_page_of_exchanges_is_made_from_the_messages() -> None:
 
 
 README, RESULTS = ROOT / "README.md", ROOT / "docs/results-archive.md"
-TABLED = ("POFMKL", "FedCG", "FDSKL", "SecureGram", "FedCFK", "HierarchicalSVM")
+TABLED = ("FedCG", "FDSKL", "SecureGram", "FedCFK", "HierarchicalSVM", "POFMKL")
 
 
 def methods() -> list[list[str]]:
