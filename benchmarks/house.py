@@ -25,7 +25,7 @@ SOURCE = ("fedkern_flwr", "strategies", "clients", "simulations")
 ROOMS = (*SOURCE, "tests", "benchmarks")
 #: Pages that nobody writes by hand.
 GENERATED = ("simulations/papers/results/", "docs/api/", "docs/claims.md", "docs/exchanges.md")
-GENERATED += ("docs/node-packages.md", "docs/troubleshooting.md")
+GENERATED += ("docs/node-packages.md", "docs/options.md", "docs/troubleshooting.md")
 #: Method -> what its files are called in the rooms.
 METHODS = {
     "POF-MKL, baselines": "online|pof_mkl|average|kofl|per_fed_avg|local_only|baselines|account",

@@ -66,7 +66,12 @@ def measure(texts: list[str]) -> tuple[int, float, float, float]:
     lengths = np.array([n for text in texts for n in sentences(text)] or [0])
     odd = sum(len(ODD.findall(text)) for text in texts)
     total = int(lengths.sum())
-    return total, float(lengths.mean()), float(np.quantile(lengths, 0.9)), 1000 * odd / max(total, 1)
+    return (
+        total,
+        float(lengths.mean()),
+        float(np.quantile(lengths, 0.9)),
+        1000 * odd / max(total, 1),
+    )
 
 
 def main() -> None:

@@ -22,6 +22,9 @@ from command_line import Tables
 from exchanges import PAGE as EXCHANGES
 from exchanges import page as exchanges_page
 from flwr.app import Context, Message
+from options_page import PAGE as OPTIONS
+from options_page import PAGES
+from options_page import page as options_page
 from promises import PAGE, ROOT, marks, promises
 from promises import page as claims
 
@@ -30,7 +33,7 @@ from fedkern_flwr.clients import HybridKernelClient, serve
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.cli.main import app, run
 from fedkern_flwr.simulations.lab.presets import NAMES
-from fedkern_flwr.simulations.methods.registry import METHODS, options
+from fedkern_flwr.simulations.methods.registry import METHODS
 from fedkern_flwr.tables import load_table
 
 DOCS = ROOT / "docs"
@@ -154,13 +157,7 @@ def test_what_is_wrong_is_noticed(line: str, what: str) -> None:
 
 # -- methods
 
-#: Page -> its methods; the first has the defaults that are not named otherwise.
-PAGES = {
-    "online-methods": "pof-mkl ofskl ofmkl-avg vm-kofl em-kofl per-fed-avg local-only pof-rls",
-    **{name: name for name in ("fed-cg", "fdskl", "hierarchical-svm", "kernel-pca")},
-    "secure-gram": "secure-gram fed-cfk",
-}
-HEADINGS = ["What it computes", "When to use it", "Ten lines", "Options", "What each party sees"]
+HEADINGS = ["What it computes", "When to use it", "Ten lines", "What each party sees"]
 HEADINGS += ["Paper versus ours", "Expected results", "Limits"]
 
 
@@ -178,31 +175,11 @@ def rows(text: str, head: str) -> list[list[str]]:
     return cells
 
 
-def defaults(cell: str) -> dict[str, str]:
-    """Read "`20`; ofskl `100`": method -> default, "" standing for all others."""
-    found = {}
-    for part in cell.split(";"):
-        match = re.fullmatch(r"(?:([\w-]+) )?`([^`]*)`", part.strip())
-        assert match is not None, cell
-        found[match[1] or ""] = match[2]
-    return found
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_all_methods_have_a_page_with_the_same_headings_and_their_options(page: str) -> None:
-    assert set(" ".join(PAGES.values()).split()) == set(METHODS)
+    assert set(" ".join(methods for _, methods in PAGES.values()).split()) == set(METHODS)
     assert list(sections(page)) == HEADINGS
-    head = "| option | default | meaning | in the paper |"
-    cells = rows(sections(page)["Options"], head)
-    table = {row[0].strip("`"): defaults(row[1]) for row in cells}
-    known: set[str] = set()
-    for name in PAGES[page].split():
-        for option in options(METHODS[name]):
-            known.add(option.name)
-            assert option.name in table, f"{name} has an option {option.name}"
-            shown = table[option.name].get(name, table[option.name].get(""))
-            assert shown == str(option.default), f"{name}: {option.name} is {option.default!r}"
-    assert set(table) == known, "the page names options that no strategy has"
+    assert "(options.md#" in sections(page)["Ten lines"]
     blocks = re.findall(r"```python\n(.*?)```", sections(page)["Ten lines"], flags=re.S)
     assert blocks
     for block in blocks:
@@ -285,6 +262,10 @@ def test_the_page_of_claims_is_made_from_them() -> None:
 
 def test_the_page_of_exchanges_is_made_from_the_messages() -> None:
     assert EXCHANGES.read_text(encoding="utf-8") == exchanges_page()
+
+
+def test_the_page_of_options_is_made_from_the_declarations() -> None:
+    assert OPTIONS.read_text(encoding="utf-8") == options_page()
 
 
 # -- the README: its blocks run as they are printed, every method leads to a page and to figures
