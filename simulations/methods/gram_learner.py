@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from itertools import count, product
+from functools import cached_property, lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -37,9 +37,12 @@ Floats = NDArray[np.float64]
 Learner = Literal["svc", "ridge"]
 
 _FOLDS, _TUNING_ROWS = 5, 3000
-_RISEN = 0.7  # share of folds in which an error must rise: in one or two it may by chance
-_WIDTHS = (0.25, 1.0, 4.0, 16.0)  # times 1 / mean squared distance to the centre
-_COSTS = {"svc": (1.0, 10.0, 100.0), "ridge": (1e-4, 1e-3, 1e-2, 1e-1, 1.0)}
+_TELLING = 3  # a machine that is worse in each of so many folds is tried in no further one
+_WIDTHS = tuple(2.0**k for k in range(-4, 5))  # times 1 / mean squared distance to the centre
+_COSTS = {"svc": (0.1, 1.0, 10.0, 100.0), "ridge": (1e-4, 1e-3, 1e-2, 1e-1, 1.0)}
+#: Width and cost of the first two: a wider kernel with a larger C is about as smooth.
+_BEGIN = {"svc": ((1.0, 1.0), (0.25, 10.0)), "ridge": ((1.0, 1e-2), (0.25, 1e-3))}
+_STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))  # to a narrower or wider kernel, a larger or smaller C
 _TUBE = 0.01  # errors of SVR that cost nothing, in units of labels scaled to [-1, 1]
 _TOLERANCE, STEPS, STEPS_A_ROW = 1e-5, 10**6, 100  # of LIBSVM; else it may never end
 _OF_TRIALS = 1e-3  # tolerance, LIBSVM's own: errors of a fold are equal to four digits
@@ -177,8 +180,9 @@ def choose_machine(
 ) -> Machine:
     """Choose what is not given by five-fold cross-validation; the Gram matrix is enough for it.
 
-    Costs are raised until the error rises in most folds. A larger C takes LIBSVM many times the
-    steps, and beyond its best the error of a width only rises.
+    From the better of two machines on, the width is doubled or halved, and C made ten times larger
+    or smaller, as long as the error falls. At the end no machine one step away is better. Those far
+    away are not tried: with a large C LIBSVM takes many times the steps.
 
     Parameters
     ----------
@@ -212,73 +216,79 @@ def choose_machine(
     check_choice("learner", learner, get_args(Learner))
     if cost is not None and not 0.0 < cost < np.inf:
         raise OptionError(f"cost is {cost}", remedy="use a positive number", code="FK-OPTION-RANGE")
-    kernels = [kernel]
-    if kernel.name == "rbf" and gamma is None:
+    kernels, wide = [kernel], kernel.name == "rbf" and gamma is None
+    if wide:
         spread = float(np.trace(gram) / len(gram) - gram.mean()) or 1.0
         kernels = [replace(kernel, gamma=width / spread) for width in _WIDTHS]
     costs = _COSTS[learner] if cost is None else (cost,)
-    machines = [Machine(k, rows, learner, c, classes, balanced) for k, c in product(kernels, costs)]
+    machines = {
+        (i, j): Machine(one, rows, learner, c, classes, balanced)
+        for (i, one), (j, c) in product(enumerate(kernels), enumerate(costs))
+    }
+    starts = [
+        (_WIDTHS.index(width) if wide else 0, costs.index(c) if cost is None else 0)
+        for width, c in _BEGIN[learner]
+    ]
+    best, error, of_folds, tried = starts[0], np.inf, list[float](), set[tuple[int, int]]()
     if len(machines) == 1:
-        return machines[0]
+        return machines[best]
     order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(y))[:_TUNING_ROWS]
-    folds = np.array_split(order, _FOLDS)
-    part = np.ix_(order, order)
-    places = np.empty(len(y), np.intp)
-    places[order] = np.arange(len(order))
-    best: tuple[float, Machine] | None = None
-    tried = count(1)
-    for group in _by_kernel(machines):
-        matrix, last = group[0].kernel.matrix(gram[part], rows), [np.inf]
-        for machine in group:
-            progress(f"choosing the machine on {len(order):,} rows", next(tried), len(machines))
-            parts = [places[fold] for fold in folds]
-            own = None if weights is None else weights[order]
-            trial = replace(machine, tolerance=_OF_TRIALS)
-            error, of_folds = _validate(trial, matrix, y[order], parts, own)
-            if best is None or error < best[0]:
-                best = error, machine
-            risen = sum(now > before for now, before in zip(of_folds, last, strict=False))
-            if risen > _RISEN * _FOLDS:
-                break
-            last = of_folds
-    assert best is not None
-    return best[1]
+    part, own = gram[np.ix_(order, order)], None if weights is None else weights[order]
 
+    @lru_cache(maxsize=2)  # those of the best and of its neighbour, each of all rows
+    def matrix(one: DotKernel) -> Floats:
+        return one.matrix(part, rows)
 
-def _by_kernel(machines: Sequence[Machine]) -> Iterable[list[Machine]]:
-    for kernel in dict.fromkeys(machine.kernel for machine in machines):
-        yield [machine for machine in machines if machine.kernel == kernel]
+    def improves(place: tuple[int, int]) -> bool:
+        nonlocal best, error, of_folds
+        if place not in machines or place in tried:
+            return False
+        tried.add(place)
+        progress(f"choosing the machine on {len(order):,} rows")
+        trial = replace(machines[place], tolerance=_OF_TRIALS)
+        found = _validate(trial, matrix(trial.kernel), y[order], own, of_folds)
+        if found[0] >= error:
+            return False
+        best, (error, of_folds) = place, found
+        return True
+
+    for place in starts:
+        improves(place)
+    moved = True
+    while moved:
+        moved = False
+        for right, up in _STEPS:
+            while improves((best[0] + right, best[1] + up)):
+                moved = True
+    return machines[best]
 
 
 def _validate(
     machine: Machine,
     matrix: Floats,
     y: Floats,
-    folds: Sequence[NDArray[np.intp]],
     weights: Floats | None,
+    least: Sequence[float],
 ) -> tuple[float, list[float]]:
     """Return the mean error in cross-validation, and that of each fold that can be judged.
 
-    It is the share of wrong classes, or the squared error. Balanced classes count alike over all
-    folds: few of them may have rows of a rare one.
+    It is the share of wrong classes, or the squared error; infinite where the first folds have more
+    than these ``least`` errors.
     """
-    errors, tested = [], list[NDArray[np.intp]]()
-    for fold in folds:
-        rest = np.setdiff1d(np.arange(len(y)), fold)
+    shares, errors, sizes = machine.shares(y, weights), list[float](), list[float]()
+    for fold in np.array_split(np.arange(len(y)), _FOLDS):
+        rest = np.delete(np.arange(len(y)), fold)
         if machine.classes and len(np.unique(y[rest])) < 2:
             continue
         own, other = matrix[np.ix_(rest, rest)], matrix[np.ix_(fold, rest)]
         found = machine.outputs(own, y[rest], other, None if weights is None else weights[rest])
-        errors.append(_errors(found, y[fold], machine.classes))
-        tested.append(fold)
-    if not errors:
-        return np.inf, []
-    of_folds = [float(each.mean()) for each in errors]
-    if machine.balanced or weights is not None:
-        rows = np.concatenate(tested)
-        shares = machine.shares(y[rows], None if weights is None else weights[rows])
-        return float(np.average(np.concatenate(errors), weights=shares)), of_folds
-    return float(np.mean(of_folds)), of_folds
+        wrong, share = _errors(found, y[fold], machine.classes), shares[fold]
+        errors.append(float(np.average(wrong, weights=share)))
+        sizes.append(float(share.sum()))
+        worse = [now > before for now, before in zip(errors, least, strict=False)]
+        if len(worse) == _TELLING and all(worse):
+            return np.inf, errors
+    return float(np.average(errors, weights=sizes)) if errors else np.inf, errors
 
 
 def _errors(outputs: Floats, y: Floats, classes: tuple[float, ...]) -> NDArray[Any]:

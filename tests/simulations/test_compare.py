@@ -721,7 +721,7 @@ def test_rounds_of_random_users_come_near_only_if_they_add_up(datasets_of: Datas
     assert Path("here/plots/ml-100k-kernel-error.png").is_file()
 
 
-WIDTHS, COSTS = (0.25, 1.0, 4.0, 16.0), (1.0, 10.0, 100.0)
+WIDTHS, COSTS = [2.0**k for k in range(-4, 5)], [0.1, 1.0, 10.0, 100.0]
 
 
 def problem(load: Any, rows: int) -> tuple[np.ndarray, np.ndarray, tuple[float, ...]]:
@@ -737,8 +737,8 @@ def problem(load: Any, rows: int) -> tuple[np.ndarray, np.ndarray, tuple[float, 
 @pytest.mark.parametrize(
     "load", [pytest.param(load_breast_cancer, marks=pytest.mark.long), load_wine, load_diabetes]
 )
-def test_the_cell_is_the_one_that_grid_search_chooses(load: Any, seed: int) -> None:
-    """Of cells that are as good as each other the first: narrow kernels last, small C first."""
+def test_no_cell_one_step_away_is_better(load: Any, seed: int) -> None:
+    """As scikit-learn's grid search judges them; nor is the one where the search begins."""
     x, y, classes = problem(load, 150)
     gram = x @ x.T
     options: Any = {"learner": "svc", "gamma": None, "cost": None, "seed": seed}
@@ -747,14 +747,15 @@ def test_the_cell_is_the_one_that_grid_search_chooses(load: Any, seed: int) -> N
     fold = np.empty(len(y), int)
     fold[order] = np.arange(len(y)) // 30
     spread = float(np.square(x - x.mean(axis=0)).sum() / len(x))
-    grid = {"gamma": [width / spread for width in WIDTHS], "C": list(COSTS)}
+    i = int(np.argmin(np.abs(np.array(WIDTHS) - found.kernel.gamma * spread)))
+    j = COSTS.index(found.cost)
+    near = [(i, j), (i - 1, j), (i + 1, j), (i, j - 1), (i, j + 1), (4, 1)]
+    near = [(m, n) for m, n in near if m in range(len(WIDTHS)) and n in range(len(COSTS))]
+    grid = [{"gamma": [WIDTHS[m] / spread], "C": [COSTS[n]]} for m, n in near]
     machine: Any = SVC(tol=1e-5) if classes else SVR(epsilon=0.01, tol=1e-5)
     score = "accuracy" if classes else make_scorer(mean_squared_error, greater_is_better=False)
     search = GridSearchCV(machine, grid, scoring=score, cv=PredefinedSplit(fold)).fit(x, y)
-    tried = search.cv_results_
-    means = zip(tried["params"], tried["mean_test_score"], strict=True)
-    cells = {(round(cell["gamma"] * spread, 6), cell["C"]): mean for cell, mean in means}
-    best = max(cells.values())
-    first = next(c for c in sorted(cells) if cells[c] == pytest.approx(best, abs=1e-9))
-    assert (round(found.kernel.gamma * spread, 6), found.cost) == first
-    assert len(set(cells.values())) > 1
+    own, *others = search.cv_results_["mean_test_score"]
+    assert max(others) <= own + 1e-9
+    assert min(others) < own
+    assert WIDTHS[i] == pytest.approx(found.kernel.gamma * spread)
