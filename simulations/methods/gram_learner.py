@@ -40,8 +40,9 @@ _FOLDS, _TUNING_ROWS = 5, 3000
 _TELLING = 3  # a machine that is worse in each of so many folds is tried in no further one
 _WIDTHS = tuple(2.0**k for k in range(-4, 5))  # times 1 / mean squared distance to the centre
 _COSTS = {"svc": (0.1, 1.0, 10.0, 100.0), "ridge": (1e-4, 1e-3, 1e-2, 1e-1, 1.0)}
-#: Width and cost of the first two: a wider kernel with a larger C is about as smooth.
-_BEGIN = {"svc": ((1.0, 1.0), (0.25, 10.0)), "ridge": ((1.0, 1e-2), (0.25, 1e-3))}
+#: Width and cost of the first two: a wider kernel with a larger C is about as smooth. Of those that
+#: are as good as each other the wider one stays.
+_BEGIN = {"svc": ((0.25, 10.0), (1.0, 1.0)), "ridge": ((0.25, 1e-3), (1.0, 1e-2))}
 _STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))  # to a narrower or wider kernel, a larger or smaller C
 _TUBE = 0.01  # errors of SVR that cost nothing, in units of labels scaled to [-1, 1]
 _TOLERANCE, STEPS, STEPS_A_ROW = 1e-5, 10**6, 100  # of LIBSVM; else it may never end
