@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -18,7 +17,7 @@ from xml.etree import ElementTree
 import click
 import numpy as np
 import pytest
-from command_line import Tables
+from command_line import CommandLine, Tables
 from exchanges import PAGE as EXCHANGES
 from exchanges import page as exchanges_page
 from flwr.app import Context, Message
@@ -31,12 +30,12 @@ from promises import page as claims
 from fedkern_flwr import strategies
 from fedkern_flwr.clients import HybridKernelClient, serve
 from fedkern_flwr.simulations import InProcessGrid
-from fedkern_flwr.simulations.cli.main import app, run
+from fedkern_flwr.simulations.cli.main import app
 from fedkern_flwr.simulations.lab.presets import NAMES
 from fedkern_flwr.simulations.methods.registry import METHODS
 from fedkern_flwr.tables import load_table
 
-DOCS = ROOT / "docs"
+DOCS, COMMANDS = ROOT / "docs", CommandLine(ROOT)
 
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="no source tree here")
 
@@ -205,11 +204,10 @@ def expectations() -> list[Any]:
 
 
 @pytest.mark.parametrize(("command", "metric", "value"), expectations())
-def test_expected_results_are_what_the_commands_print(command, metric, value, tmp_path, capsys):
+def test_expected_results_are_what_the_commands_print(command, metric, value, tmp_path):
     words = shlex.split(command.strip("`"))
-    assert words[0] == "fedkern"
-    assert run([*words[1:], "--out", str(tmp_path / "run"), "--json", "-", "--quiet"]) == 0
-    found = json.loads(capsys.readouterr().out)["metrics"][metric.strip("`")]
+    assert words[:2] == ["fedkern", "run"]
+    found = COMMANDS.result(*words[2:], out=str(tmp_path / "run"))["metrics"][metric.strip("`")]
     assert f"{found:.4f}" == value
 
 
@@ -463,6 +461,6 @@ def test_what_is_typed_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monke
     make_tables()
     for line in lines(page):
         _, *words = shlex.split(line, comments=True)
-        quiet = ["--quiet"] * (words[0] in ("run", "predict"))
         few = ["--rounds", "15"] * (words[:2] == ["run", "hierarchical-svm"])  # of up to 200
-        assert run([*words, *quiet, *few]) == 0, line
+        code, _, err = COMMANDS(*words, *few)
+        assert code == 0, (line, err)

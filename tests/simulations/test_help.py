@@ -60,7 +60,7 @@ def test_a_run_loads_its_own_family_and_little_else(in_tmp: Path) -> None:
 
 
 @pytest.mark.parametrize(("command", "more"), [
-    ("fed-cg", {"scipy.special"}), ("hierarchical-svm --users 4 --C 1 --rounds 2", {"scipy"}),
+    ("fed-cg", {"scipy.special"}),
     *(pytest.param(*row, marks=pytest.mark.long) for row in (
         ("fdskl", {"scipy.optimize", "scipy.special"}),
         ("secure-gram --encoding fixed-point --learner ridge", {"scipy.linalg"}),

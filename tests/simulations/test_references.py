@@ -35,7 +35,7 @@ from fedkern_flwr.simulations.lab.references.tables import (
     svc,
 )
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, versions
-from fedkern_flwr.simulations.methods.hybrid import ATTACKS, HybridData, HybridSettings
+from fedkern_flwr.simulations.methods.hybrid import HybridData, HybridSettings
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.simulations.methods.references import ALONE, summarise_reference
 from fedkern_flwr.simulations.methods.registry import METHODS, family_with
@@ -185,14 +185,6 @@ def test_the_papers_protocols_of_fedcg_have_its_landmarks_start_and_iterates(sam
     assert papers[1]["bytes_up"] == 8 * 398 * (3 * 20 + 1)  # three blocks of 398 rows, and labels
 
 
-def test_distances_from_the_naive_protocols_kernel() -> None:
-    options = {"landmarks": 6, "sampling": "P"}
-    (found,) = hybrid_runs(Entry("P", "fed-cg-distances", options), data="iris")
-    assert found["metrics"].keys() == {f"reconstruction_{name}" for name in ATTACKS}
-    assert found["metrics"]["reconstruction_trilateration"] < 1e-12  # more landmarks than columns
-    assert found["metrics"]["reconstruction_rank-alternation"] > 0.1
-
-
 # -- of scikit-learn
 
 
@@ -221,7 +213,8 @@ def test_references_learn_and_their_seed_decides(name, reference, options, least
     else:  # in units of the label
         plain = data.label_unit * np.sqrt(((data.y_test - data.y.mean()) ** 2).mean())
         assert 40.0 < metrics["test_rmse"] == last < 0.92 * plain
-    assert reference(data, **GIVEN, **options)[1][-1]["test_error"] == last
+    if reference in (kernel_ridge, dsg):  # which draw
+        assert reference(data, **GIVEN, **options)[1][-1]["test_error"] == last
     assert history[-1]["seconds"] > 0.0
     if reference is svc and least:  # what is given is not tuned
         own = SVC(C=2.0, gamma=0.3).fit(data.x, data.y).score(data.x_test, data.y_test)
@@ -232,10 +225,6 @@ def test_references_learn_and_their_seed_decides(name, reference, options, least
         assert given["test_accuracy"] == pytest.approx(own)
         assert steps == [(2, 2)]
         assert metrics["tuning_seconds"] > 0.0
-
-
-def test_a_step_that_is_too_large_is_told() -> None:
-    refuses("FK-RUN-DIVERGED", dsg, split("wine"), **GIVEN, step=1e4, rounds=600)
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -117,7 +117,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
 
 
 BAD = {
-    "killed": "os.kill(os.getpid(), 9)", "slow": "time.sleep(30)", "big": "bytearray(10**9)",
+    "killed": "os.kill(os.getpid(), 9)", "left": "os._exit(3)", "slow": "time.sleep(30)",
+    "big": "bytearray(10**9)",
     "stuck": "(signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]), time.sleep(600))",
     "flood": "[os.write(1, b'x' * 65536) for _ in range(200)]",
     "shut": "(os.close(1), os.close(2), time.sleep(1), os._exit(0))",
@@ -125,14 +126,22 @@ BAD = {
 }  # fmt: skip
 
 
+#: A SuperNode that says what it hears; the keeper says which tasks have ended without a reply.
+HEARS = "[print('heard', line.strip(), flush=True) for line in open(0)]"
+
+
 @pytest.mark.promise("warm-stuck-killed")
 def test_every_message_has_a_process_whatever_the_one_before_did(start):
-    """It draws secrets of its own, and has so much time and memory. Orphans go to the node."""
+    """It draws secrets of its own, and has so much time and memory. Orphans go to the node.
+
+    The SuperNode hears at once what ended without a reply: what the server reads has a code, and
+    nothing that a client has printed.
+    """
     drawn = "secrets.token_hex(8), numpy.random.default_rng().integers(2**62), random.random()"
     work = f"import secrets, numpy, random; print('drawn', {drawn}, flush=True)\n"
     work += "".join(f"if token == {token!r}: {act}\n" for token, act in BAD.items())
     reaper = "import ctypes; ctypes.CDLL(None).prctl(36, 1)  # gets orphans"
-    given = {"work": work, "more": reaper, "seconds": 2.0, "gigabytes": 0.5}
+    given = {"work": work, "more": reaper, "seconds": 2.0, "gigabytes": 0.5, "supernode": HEARS}
     node = start(tasks=["a", *BAD, "b"], **given)
     node.wait_for("answered b")
     assert node.count("--isolation process --host 127.0.0.1 --port 9 --superexec") == 1
@@ -143,28 +152,18 @@ def test_every_message_has_a_process_whatever_the_one_before_did(start):
     assert node.count("a message of run 7 was ended by signal 9") == 2  # killed and stuck
     assert node.count("[FK-NODE-SECONDS]") == 1
     assert node.count("MemoryError") == 1
+    heard = dict(line.split(" ", 3)[2:] for line in node.lines if " heard " in line)
+    assert all(text.startswith("[fedkern] EngineError: ") for text in heard.values())
+    numbers = dict(zip(BAD, map(str, range(101, 999)), strict=False))
+    ends = {name: heard[numbers[name]].rpartition("ended")[2] for name in ("killed", "left")}
+    told = {"killed": " by signal 9", "left": " with exit code 3"}
+    assert ends == {name: f"{how} [FK-NODE-ENDED]" for name, how in told.items()}
+    assert heard[numbers["stuck"]].endswith("[FK-NODE-SECONDS]")
+    assert heard.keys() <= {*numbers.values()}  # what was answered is not among them
     for kind in zip(*(x.split()[2:] for x in node.lines if " drawn " in x), strict=True):
         assert len(set(kind)) == len(kind) >= len(BAD)
     time.sleep(1.5)
     assert node.process.poll() is None
-
-
-#: A SuperNode that says what it hears; the keeper says which tasks have ended without a reply.
-HEARS = "[print('heard', line.strip(), flush=True) for line in open(0)]"
-
-
-def test_the_supernode_hears_at_once_what_ended_without_a_reply(start) -> None:
-    """What the server reads has a code, and nothing that a client has printed."""
-    acts = {"killed": BAD["killed"], "left": "os._exit(3)", "stuck": BAD["stuck"], "fine": "pass"}
-    work = "".join(f"if token == {token!r}: {act}\n" for token, act in acts.items())
-    node = start(tasks=list(acts), work=work, seconds=2.0, supernode=HEARS)
-    node.wait_for("answered fine")
-    heard = [line.split(" ", 2)[2] for line in node.lines if " heard " in line]
-    assert [line.split()[0] for line in heard] == ["100", "101", "102"]
-    assert all(line.split(" ", 1)[1].startswith("[fedkern] EngineError: ") for line in heard)
-    ends = [line.rpartition("ended")[2] for line in heard[:2]]
-    assert ends == [f" {how} [FK-NODE-ENDED]" for how in ("by signal 9", "with exit code 3")]
-    assert heard[2].endswith("[FK-NODE-SECONDS]")
 
 
 def test_the_process_of_a_stopped_run_is_ended_and_the_next_message_answered(start) -> None:

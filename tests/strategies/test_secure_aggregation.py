@@ -126,8 +126,7 @@ def spoil(key: str, value: Any) -> Any:
     ("w", Array(np.full((3, 1), 1e6)), "FK-ORDER-UNFIT"),
     ("w", Array(np.full((3, 1), np.nan)), "FK-ORDER-UNFIT"),
     ("w", Array(np.zeros((1, 3))), "FK-APP-ARRAYS"), ("v", Array(np.zeros(3)), "FK-APP-ARRAYS"),
-    ("num-examples", None, "FK-APP-WEIGHT"), ("num-examples", -1.0, "FK-APP-WEIGHT-RANGE"),
-    ("num-examples", 42, "FK-APP-WEIGHT-RANGE"), ("num-examples", [1.0], "FK-APP-WEIGHT"),
+    ("num-examples", None, "FK-APP-WEIGHT"), ("num-examples", 42, "FK-APP-WEIGHT-RANGE"),
     ("many", [0.0] * averages.SLOTS, "FK-APP-METRICS-MANY"), ("loss", 1e9, "FK-ORDER-UNFIT"),
     ("other", 1.0, ""), ("m" * 500, 1.0, "FK-APP-METRICS-MANY"),
 ])  # fmt: skip

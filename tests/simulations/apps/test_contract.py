@@ -156,6 +156,39 @@ def test_what_is_not_the_model_is_refused_in_a_line(name, make_site, tmp_path, r
     refuses("FK-FILE-FORMAT", site.run, **how)  # is a checkpoint
     refuses("FK-FILE-READ", site.run, **{**how, "predict": tmp_path / "gone.npz"})
     assert site.written() == {} or not name.startswith("pof")
+    if name != "fed-cfk":  # whose nodes keep nothing, and recommend to all users
+        check_what_nodes_need(name, site, {**how, "predict": saved}, tmp_path, refuses)
+
+
+#: Node whose files of a run are damaged, and their name.
+KEPT = {"vertical": (5, "partition-5.model"), "pof-mkl": (2, "partition-2.weights")}
+
+
+def check_what_nodes_need(
+    name: str, site: Site, how: dict[str, Any], folder: Path, refuses: Refuses
+) -> None:
+    """Rows, a file for what is predicted, and what the node itself has kept, undamaged."""
+
+    def check(code: str, number: int, **change: Any) -> None:
+        text = refuses(code, site.run, site.changed(number, **change), **how)
+        assert f"partition {number}" in text
+
+    check(NOWHERE, len(site.nodes) - 1 if name == "vertical" else 0, predictions=None)
+    nodes = [{k: v for k, v in node.items() if k != "test-data"} for node in site.nodes]
+    refuses("FK-TEST-NONE", site.run, nodes, **how)
+    site.written()  # pof-mkl: the others have predicted all the same
+    if name not in ("horizontal", "vertical"):
+        check("FK-KEPT-NONE", 0, state_dir=str(folder / "elsewhere"))
+    if name in KEPT:
+        number, file = KEPT[name]
+        (kept,) = (folder / f"state{number}").glob(f"*/{file}")
+        check("FK-KEPT-NONE", number, state_dir=None)
+        check("FK-KEPT-NONE", number, state_dir=str(folder / f"state{number + 1}"))
+        assert kept.stat().st_mode & 0o077 == 0
+        whole = kept.read_bytes()
+        for damaged in {whole[:50], whole.replace(b'"law": "', b'"law": "0')} - {whole}:
+            kept.write_bytes(damaged)
+            check("FK-KEPT-OTHER", number)
 
 
 @pytest.mark.parametrize(("name", "made", "other"), [
@@ -169,47 +202,6 @@ def test_a_strategy_of_other_options_does_not_take_the_model(
     site, saved = make_site(name), tmp_path / "model.npz"
     grid = site.run(model=saved, **({"num_rounds": 2} if name == "horizontal" else {}))
     refuses("FK-MODEL-OPTIONS", other(**made).predict_at_nodes, grid, *load_model(saved))
-
-
-@pytest.mark.parametrize("name", PREDICT[:-1])
-def test_rows_to_predict_need_a_file_for_them_and_what_the_node_kept(
-    name: str, make_site: Make, tmp_path: Path, refuses: Refuses
-) -> None:
-    site = make_site(name)
-    how = short(site, tmp_path / "model.npz")
-    who = len(site.nodes) - 1 if name == "vertical" else 0
-    nowhere = site.changed(who, predictions=None)
-    assert f"partition {who}" in refuses(NOWHERE, site.run, nowhere, **how)
-    nodes = [{k: v for k, v in node.items() if k != "test-data"} for node in site.nodes]
-    refuses("FK-TEST-NONE", site.run, nodes, **how)
-    if name not in ("horizontal", "vertical"):
-        site.written()  # pof-mkl: the others have predicted all the same
-        elsewhere = site.changed(0, state_dir=str(tmp_path / "elsewhere"))
-        assert "partition 0" in refuses("FK-KEPT-NONE", site.run, elsewhere, **how)
-
-
-@pytest.mark.parametrize(("name", "number", "files"), [
-    ("vertical", 5, "partition-5.model"), ("pof-mkl", 2, "partition-2.weights"),
-])  # fmt: skip
-def test_what_a_node_kept_is_its_own_and_damage_is_noticed(
-    name: str, number: int, files: str, make_site: Make, tmp_path: Path, refuses: Refuses
-) -> None:
-    site = make_site(name)
-    how = short(site, tmp_path / "model.npz")
-
-    def check(code: str, **change: Any) -> None:
-        text = refuses(code, site.run, site.changed(number, **change), **how)
-        assert f"partition {number}: " in text
-
-    check("FK-KEPT-NONE", state_dir=None)
-    check("FK-KEPT-NONE", state_dir=str(tmp_path / f"state{number + 1}"))
-    (kept,) = (tmp_path / f"state{number}").glob(f"*/{files}")
-    assert kept.stat().st_mode & 0o077 == 0
-    whole = kept.read_bytes()
-    for damaged in (whole[:50], whole.replace(b'"law": "', b'"law": "0')):
-        kept.write_bytes(damaged)
-        if damaged != whole:
-            check("FK-KEPT-OTHER")
 
 
 # -- what a node of a simulation is, and what the server says
@@ -398,21 +390,6 @@ def test_every_key_of_a_readme_reaches_the_client(name: str, make_site: Make, gi
         if (name, key) in {("ranges", "id-column"), ("horizontal", "alignment-key")}:
             change = "other"
         assert found(**{key: change}) != usual, key
-
-
-def test_a_node_reads_its_file_as_it_is_written(make_site: Make, given: Given) -> None:
-    site = make_site("fed-cg")
-    path = Path(site.nodes[0]["data"])
-    plain = path.read_text().splitlines()
-    usual = given(site, 0, test_data=None)
-    for sep, told in (("\t", {}), ("/", {"sep": "/", "decimal": ","})):
-        path = path.with_name(f"other{len(told)}.csv")
-        path.write_text("\n".join(line.replace(",", sep).replace(".", ",") for line in plain))
-        found = given(site, 0, test_data=None, data=str(path), **told)
-        for name in ("x", "y", "ids", "columns"):
-            np.testing.assert_array_equal(found[name], usual[name])
-    cell = plain[1].split(",")[plain[0].split(",").index("a")]
-    refuses("FK-VALUES-MISSING", given, site, 0, na=f"none,{cell}")
 
 
 def test_a_centre_gives_no_labels(make_site: Make, given: Given) -> None:

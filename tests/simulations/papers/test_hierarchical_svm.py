@@ -44,7 +44,7 @@ def pooled(x: Floats, y: Floats) -> Floats:
 # -- against oracles
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_user_solves_its_problem(seed: int) -> None:
     x, y = blobs(40, 5, seed)
     rng = np.random.default_rng(seed)
@@ -115,17 +115,6 @@ def test_runs_end_when_their_residuals_are_small() -> None:
 # -- what messages show
 
 
-def test_in_a_chain_neighbours_get_models_and_others_nothing() -> None:
-    x, y = blobs()
-    found, transcript = paper.fully_distributed(deal(x, y, 4), C=C, iterations=2)
-    pairs = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
-    assert [m[:3] for m in transcript] == 2 * [
-        (f"user {a}", f"user {b}", "model") for a, b in pairs
-    ]
-    last = [transcript[6 + pairs.index(p)][3] for p in ((0, 1), (1, 0), (2, 1), (3, 2))]
-    np.testing.assert_allclose(np.mean(last, axis=0), found.models[0])
-
-
 def test_what_an_agent_gets_of_a_user_is_masked_unless_it_is_alone() -> None:
     groups = dealt((3, 1))
     seen = []
@@ -146,15 +135,6 @@ def test_what_an_agent_gets_of_a_user_is_masked_unless_it_is_alone() -> None:
     assert np.abs(seen[0]["user 0.0"] - seen[1]["user 0.0"]).max() > 0.1
 
 
-def test_an_agent_that_is_off_line_is_passed_over() -> None:
-    terms = np.arange(12.0).reshape(4, 3)
-    total, transcript = paper.ring_sum(terms, np.random.default_rng(0), first=1, offline=[3])
-    np.testing.assert_allclose(total, terms[[0, 2]].sum(axis=0))
-    assert [m[:2] for m in transcript] == [
-        ("agent 1", "agent 2"), ("agent 2", "agent 0"), ("agent 0", "agent 1"),
-    ]  # fmt: skip
-
-
 # -- the secure matrix product
 
 X = np.random.default_rng(0).standard_normal((20, 4)) * [1.0, 1e3, 1e-3, 1.0]
@@ -169,18 +149,6 @@ def test_the_secure_product_is_the_plain_one(vectors: int | None) -> None:
     assert (user, agent, first, second) == ("user", "agent", "Z", "W")
     np.testing.assert_allclose(z.T @ z, np.eye(vectors or 8), atol=1e-12)
     assert np.abs(w - MULTIPLIER).max() > 0.05
-
-
-def test_z_is_drawn_by_the_seed_and_repeated_columns_count_once() -> None:
-    x = np.column_stack([X, X[:, :2], np.zeros(20)])
-    one, again, other = (
-        paper.secure_product(x, MULTIPLIER, vectors=16, seed=seed)[1][0][3] for seed in (5, 5, 6)
-    )
-    np.testing.assert_array_equal(one, again)
-    assert np.abs(one - other).max() > 0.01
-    for vectors in (0, 17):
-        with pytest.raises(ValueError, match=f"^{vectors} vectors orthogonal to columns of rank 4"):
-            paper.secure_product(x, MULTIPLIER, vectors=vectors)
 
 
 def test_a_row_that_would_be_shown_by_itself_is_refused() -> None:
