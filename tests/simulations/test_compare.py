@@ -416,20 +416,6 @@ def test_files_of_parties(wine_folder: Path) -> None:
     assert [len(rows) for rows, _ in pooled.parties] == [32, 31]  # of 45 and 44
 
 
-def test_the_tables_of_peers_are_tables_of_ones_own() -> None:
-    """One section, so that pictures are over all tables; rows are capped, for all alike."""
-    (section,) = preset("peers", ("Wine", "Digits")).sections
-    for name, most in {"Wine": 125, "Digits": 1000}.items():
-        (own,) = own_table({"data": name.lower()}, [])[0].sections
-        assert section.entries == own.entries
-        parts = []
-        for label, *_ in section.entries:
-            settings = section.settings(name, label)
-            parts.append(family_with(settings).prepare(settings).pooled(1))
-        assert {len(part.y) for part in parts} == {most}
-        assert len({part.x_test.tobytes() for part in parts}) == 1
-
-
 def test_fed_avg_takes_the_parties_of_the_first_method_that_has_enough() -> None:
     preset, left_out = own_table({"data": "wine"}, ["fed-cg", "hierarchical-svm"])
     (section,) = preset.sections

@@ -92,11 +92,7 @@ FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "fdskl": (VerticalSettings, {"features": 40, "gamma": 1.0, "regularization": 0.01}),
     "hierarchical-svm": (HierarchicalSettings, {"rho": 1.0}),
 }
-DIFFERENCE = {"fed-cg": 1e-6, "fdskl": 1e-2}
 every_family = pytest.mark.parametrize("name", FAMILIES)
-every_solution = pytest.mark.parametrize("name", DIFFERENCE)
-
-
 def dealt(name: str, data: str, **more: Any) -> Any:
     """Return the data of a family; a file has all the columns that a table may have."""
     named = {"label": "y", "id_column": "id", "site_column": "town"} if data[-3:] == "csv" else {}
@@ -177,54 +173,6 @@ def test_classes_of_text_are_named_with_their_rows(classes, expected, table, tab
     table["y"] = [*alone, *(many[k % len(many)] for k in range(len(alone), 60))]
     notes = dealt("fed-cg", tables.write(tmp_path / "t.csv", table)).notes
     assert [note for note in notes if note[0].isdigit()] == expected
-
-
-@every_solution
-def test_columns_are_dealt_in_order_and_rows_in_equal_shares(name: str) -> None:
-    hybrid = name == "fed-cg"
-    more = {"hospitals": 3, "centres": 3} if hybrid else {"parties": 4, "active_parties": 3}
-    data = dealt(name, "breast-cancer", **more)
-    split, facts = data.split(0), data.facts()
-    parts = list(split.blocks.values()) if hybrid else split.parts
-    assert np.concatenate(parts).tolist() == list(range(30))
-    named = list(facts["columns"].values()) if hybrid else facts["columns"]
-    assert [len(p) for p in parts] == [len(n) for n in named] == [8, 8, 7, 7]
-    assert named[3][-1] == "worst fractal dimension"
-    assert (split.x[split.train].min(), split.x.max()) == (0.0, 1.0)
-    assert facts["clients"] == data.num_clients == (6 if hybrid else 4)
-    assert np.sum(facts["rows"]) + np.sum(facts["held_out_rows"]) == 569
-    share = split.y[split.train].mean()
-    assert split.y[~split.train].mean() == pytest.approx(share, abs=0.01)  # of each class
-    holders = split.hospital if hybrid else split.owner
-    for part in (split.train, ~split.train):
-        counts = np.bincount(holders[part])
-        assert len(counts) == 3
-        assert counts.max() - counts.min() <= 1
-    folder = data.predictions
-    assert folder.is_dir()
-    del data
-    assert not folder.exists()
-
-
-@every_solution
-def test_errors_are_those_of_the_held_out_rows_in_the_units_of_the_labels(
-    name: str, table: Table, tables: Any, tmp_path: Path
-) -> None:
-    """Labels as they are, beyond the range of the training rows too."""
-    y, x = table["a"] * 10.0, np.column_stack([table[c] for c in "abcdef"])
-    np.savez(tmp_path / "t.npz", X=x[:40], y=y[:40], X_test=x[40:], y_test=y[40:] + 500.0)
-    data = family(name).prepare(FAMILIES[name][0](str(tmp_path / "t.npz")))
-    entry = Entry(method(name).title, name, FAMILIES[name][1])
-    measure = lambda strategy: family(name).measure(strategy, data, {})  # noqa: E731
-    run_entries([entry], data, engine="in-process", seed=0, measure=measure)
-    metrics = entry.results[0]["metrics"]
-    scaling, found = data.split(0).scaling, tables.outputs(data.predictions)
-    outputs = np.array([found[row][0] for row in range(40, 60)])
-    predicted = outputs * scaling["y_half_range"] + scaling["y_middle"]
-    expected = np.sqrt(np.mean((predicted - y[40:] - 500.0) ** 2))
-    assert metrics["test_rmse"] == pytest.approx(expected, rel=1e-6)
-    assert metrics["test_rmse"] > 400.0
-    assert metrics["centralised_difference"] < DIFFERENCE[name]
 
 
 NAMED = {"label": "y", "id_column": "id", "site_column": "town"}
@@ -329,22 +277,6 @@ def test_the_pooled_solution_is_what_the_parties_made(case, hybrid, tables):
     assert hybrid_difference(strategy, data) == pytest.approx(largest, rel=0, abs=1e-6)
 
 
-@pytest.mark.parametrize("missing", ["drop-row", "neutral"])
-def test_the_pooled_solution_treats_missing_blocks_as_parties_do(missing, table, hybrid, tables):
-    for name, rows in {"c": [1, 2, 30], "e": [2, 40, 41]}.items():
-        table[name][rows] = np.nan
-    data = hybrid(missing=missing)
-    strategy = FedCG(**PLAIN, missing=missing, allow_single=True, seed=0)
-    simulate(strategy, data.client_fn(strategy), data.num_clients)
-    assert hybrid_difference(strategy, data) < 1e-7
-    hospitals = strategy.plan_.report()["hospitals"].values()
-    assert sum(h["dropped_rows"] for h in hospitals) == (5 if missing == "drop-row" else 0)
-    lacking = sum(sum(h["rows_without_block"].values()) for h in hospitals)
-    assert lacking == (0 if missing == "drop-row" else 6)
-    held = sum(h["held_out_rows"] for h in hospitals)
-    assert len(tables.outputs(data.predictions)) == held
-
-
 # -- columns
 
 
@@ -399,22 +331,6 @@ def test_a_choice_of_training_rows_leaves_the_held_out_ones(vertical):
     np.testing.assert_array_equal(few.pooled(0).y_test, whole.pooled(0).y_test)
     other = vertical(train_rows=20, seed=1).split(1)
     assert not np.array_equal(few.split(0).y[few.split(0).train], other.y[other.train])
-
-
-def test_pooled_numbers_are_what_the_parties_have(table, vertical):
-    table["y"] = y = 500.0 + 40.0 * np.array(table["a"])
-    data = vertical(test_size=0.2)
-    pooled, columns = data.pooled(0), data.split(0)
-    assert (pooled.classes, len(pooled.x), len(pooled.x_test)) == ((), 48, 12)
-    np.testing.assert_array_equal(pooled.x, columns.x[columns.train])
-    np.testing.assert_array_equal(pooled.y_test, columns.y[~columns.train])
-    assert np.abs(pooled.y).max() == pytest.approx(1.0)
-    train = y[columns.train]
-    assert pooled.label_unit == pytest.approx((train.max() - train.min()) / 2.0)
-    middle = columns.scaling["y_middle"]
-    np.testing.assert_allclose(pooled.y * pooled.label_unit + middle, train, atol=1e-9)
-    off = pooled.judge(pooled.y_test[:, None] + 0.1)["test_rmse"]
-    assert off == pytest.approx(0.1 * pooled.label_unit)
 
 
 ONE = {"features": 30, "regularization": 0.02, "phase_bits": 32, "loss": "square"}

@@ -209,12 +209,6 @@ def test_a_terminal_shows_the_error_and_that_work_goes_on(monkeypatch: pytest.Mo
         bar.watch({"accuracy": 1.0})
     assert "█▄▁ 0.001" in file.getvalue()
     with screen.progress() as bar:
-        for step in (("draw 1", 3, 3), ("draw 1: training", 0, 0), ("draw 2", 0, 3)):
-            bar.update(*step)
-    shown = file.getvalue()
-    assert shown.rindex("draw 1: training") < shown.rindex("0/3")
-    assert "0:00:00" in shown
-    with screen.progress() as bar:
         bar.update("draw 1", 1, 2)
         bar.work("training on 120 rows", 3, 12)
     shown = file.getvalue().rpartition("draw 1")[2]

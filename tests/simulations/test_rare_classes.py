@@ -11,19 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.linear_model import RidgeClassifier
 from sklearn.svm import SVC
 from sklearn.utils.class_weight import compute_sample_weight
 
 from fedkern_flwr.gram.dot_kernels import DotKernel
-from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 from fedkern_flwr.simulations.methods import gram_learner
 from fedkern_flwr.simulations.methods.gram_learner import Machine
 from fedkern_flwr.simulations.methods.vertical import VerticalData, VerticalSettings
 from fedkern_flwr.strategies import FedCG
-from fedkern_flwr.vertical import phase_training
-from fedkern_flwr.vertical.phase_training import fit
-from fedkern_flwr.vertical.phases import angles, outputs
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
 
@@ -73,30 +68,6 @@ def test_rare_rows_are_found_where_classes_are_balanced_and_said_where_not(
     assert "rows each class has" in seen[1] or not counted
     if difference is not None:  # to the same machine, weighed, on pooled rows
         assert weighed["metrics"]["centralised_difference"] < difference
-
-
-@pytest.mark.parametrize(("dtype", "intercept"), [(np.uint16, True), (np.uint32, False)])
-def test_a_balanced_model_on_phases_is_scikit_learns(dtype: type, intercept: bool) -> None:
-    x, y = rare(300)
-    rng = np.random.default_rng(1)
-    turns = (x @ rng.standard_normal((4, 30)) * 0.7) / (2 * np.pi) + rng.random(30)
-    size = int(np.iinfo(dtype).max) + 1
-    phases = (np.floor((turns % 1.0) * size).astype(np.int64) % size).astype(dtype)
-    z = np.sqrt(2 / 30) * np.cos(angles(phases))
-    z = np.column_stack([z, np.full(300, 0.5)]) if intercept else z
-    targets = encode_classes(y, (0.0, 1.0), "")
-    weights = balanced_weights(targets, class_counts(targets))
-    one = {"classes": 2, "seed": 0, "multiples": [1], "weights": weights}
-    one["intercept"] = intercept
-    chosen = fit("square", phases, targets, regularizations=[1e-2], **one)
-    ridge = RidgeClassifier(alpha=1e-2 * 300 / 2, fit_intercept=False, class_weight="balanced")
-    right = ridge.fit(z, y).decision_function(z)
-    np.testing.assert_allclose(outputs(phases, chosen.weights)[:, 0], right, atol=2e-3)
-    several = fit("smooth-hinge", phases, targets, **one)
-    share = ((outputs(phases, several.weights)[:, 0] > 0) == (y > 0))[y > 0].mean()
-    assert share > 0.6
-    # scores of the choice count classes alike: to find one of two is half
-    assert phase_training._score(-np.ones((300, 1)), targets, 2, weights) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("learner", ["svc", "ridge"])

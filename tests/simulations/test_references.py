@@ -36,9 +36,8 @@ from fedkern_flwr.simulations.lab.references.tables import (
 )
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, versions
 from fedkern_flwr.simulations.methods.hybrid import HybridData, HybridSettings
-from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
-from fedkern_flwr.simulations.methods.references import ALONE, summarise_reference
-from fedkern_flwr.simulations.methods.registry import METHODS, family_with
+from fedkern_flwr.simulations.methods.references import ALONE
+from fedkern_flwr.simulations.methods.registry import family_with
 from fedkern_flwr.simulations.methods.vertical import VerticalData, VerticalSettings
 from fedkern_flwr.solvers.losses import loss_derivatives
 from fedkern_flwr.strategies import FDSKL
@@ -77,36 +76,6 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 # -- beside strategies
-
-
-def test_references_run_beside_strategies_on_the_data_of_each_draw(monkeypatch):
-    """Draws that an entry has are not run again; costs are nothing."""
-    monkeypatch.setattr(Streams, "pooled", lambda self, seed: np.full(3, float(seed)))
-
-    def mean_label(pooled: Any, *, seed: int, progress: Any, shift: float = 0.0) -> Any:
-        progress(1, 2)
-        return {"mse": float(pooled.mean() + shift)}, [{"round": 1, "mse": float(seed)}]
-
-    prepared = prepare(DataSettings("iris", clients=3, rounds=4))
-    pooled = Entry("mean", "mean-label", {"shift": 0.5}, reference=mean_label)
-    both, said = [pooled, Entry("OFSKL", "ofskl")], []
-    measured: list[str] = []
-    more: dict[str, Any] = {"engine": "in-process", "seed": 5}
-    more["progress"] = lambda *what: said.append(what)
-    more["measure"] = lambda strategy: measured.append(strategy.method) or {}
-    for runs in (1, 3):
-        run_entries(both, prepared, runs=runs, **more)
-    assert [result["metrics"] for result in pooled.results] == [{"mse": k + 5.5} for k in range(3)]
-    assert [result["history"][0]["mse"] for result in pooled.results] == [5.0, 6.0, 7.0]
-    first = pooled.results[0]
-    assert (first["exchanges"], first["bytes_up"], first["bytes_down"]) == (0, 0, 0)
-    assert "pooled" in first["privacy"]["server_sees"][0]
-    assert {*first, "run", "seconds_by_part"} == {*both[1].results[0]}
-    assert measured == ["ofskl"] * 3
-    assert ("mean, draw 2 of 3", 1, 2) in said
-    summary = summarise_reference(pooled)
-    assert (summary["metrics"], summary["history"]) == ({"mse": 6.5}, [{"round": 1, "mse": 6.0}])
-    assert not TABLES.keys() & METHODS.keys()  # nor are they methods of the command line
 
 
 def test_differences_are_paired_by_draw_and_reversals_are_told() -> None:

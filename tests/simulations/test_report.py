@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 from hypothesis import given
@@ -37,7 +36,6 @@ from fedkern_flwr.simulations.lab.findings import (
 from fedkern_flwr.simulations.lab.presets import preset
 from fedkern_flwr.simulations.lab.topologies import direct_seconds, relayed_seconds
 from fedkern_flwr.simulations.run import drawing
-from fedkern_flwr.simulations.run.drawing import assign_styles
 from fedkern_flwr.simulations.run.entries import Entry
 from fedkern_flwr.simulations.run.plots import (
     plot_average_regret,
@@ -137,19 +135,6 @@ def test_hostile_text_is_escaped_everywhere(tmp_path: Path) -> None:
     assert reader.text.count(EVIL) == 3 + 3 + 5 + 1 + 3 + 2
     assert reader.all("img")[0]["alt"] == EVIL
     assert "a?b" in write(tmp_path, TextBlock("", ["a\ud800b"]))  # no valid Unicode
-
-
-def test_figures_are_embedded_with_size_and_number_and_facts_by_name(tmp_path: Path) -> None:
-    image = png(tmp_path / "f.png")
-    facts = FactsBlock("Versions", {"flwr": "1.42.0", "numpy": "2.3.1"})
-    page = write(tmp_path, FigureBlock("One", image), FigureBlock("Two", image), facts)
-    reader = read(page)
-    first, second = reader.all("img")
-    assert first["src"] == second["src"]
-    assert base64.b64decode((first["src"] or "").split(",")[1]) == image.read_bytes()
-    assert (first["width"], first["height"], first["alt"]) == ("3", "2", "One")
-    assert "Figure 2. Two" in reader.text
-    assert "<dt>flwr</dt><dd>1.42.0</dd>\n<dt>numpy</dt><dd>2.3.1</dd>" in page
 
 
 def test_what_cannot_be_shown_is_refused(tmp_path: Path) -> None:
@@ -323,24 +308,6 @@ def regret(slope: float, start: float = 0.5, n: int = 300) -> list[tuple[int, fl
     return [(t, slope * t + start * math.sqrt(t)) for t in range(1, n + 1)]
 
 
-def test_names_have_distinct_looks_which_hold_in_every_figure(tmp_path, drawn):
-    styles = assign_styles(["a", "b", "a", *(f"m{i}" for i in range(12))])
-    assert list(styles)[:3] == ["a", "b", "m0"]
-    assert len({(s.colour, s.dash) for s in styles.values()}) == len(styles) == 14
-    eleven = [*styles.values()][:11]  # as many methods as the demo has
-    assert len({s.colour for s in eleven}) == len({s.marker for s in eleven}) == 11
-    assert len({s.dash for s in eleven}) == 2
-    before, styles = dict(mpl.rcParams), assign_styles(["a", "b"])
-    plot_average_regret({"b": regret(0.1)}, tmp_path / "r", title="", styles=styles)
-    bars = {"b": (0.1, 0.0), "new": (0.1, 0.0)}
-    plot_mse_bars(bars, tmp_path / "m", title="", styles=styles)
-    line = drawn[0].axes[0].lines[0]
-    found = [mpl.colors.to_hex(bar.get_facecolor()).upper() for bar in drawn[1].axes[0].patches]
-    assert line.get_color() == found[0] == styles["b"].colour
-    assert found[1] not in {style.colour for style in styles.values()}
-    assert dict(mpl.rcParams) == before  # nothing is changed for others
-
-
 SWEEP = partial(plot_sweep, xlabel="x", ylabel="y (s)")
 BOXES = partial(plot_error_boxes, xlabel="e")
 
@@ -455,12 +422,6 @@ FORMS = ("star", "ring", "tree", "two trees", "masked star")
 def test_times_are_those_counted_by_hand(parties: int) -> None:
     for found, seconds in zip((direct_seconds, relayed_seconds), BY_HAND[parties], strict=True):
         assert found(parties, 1e6) == pytest.approx(dict(zip(FORMS, seconds, strict=False)))
-
-
-@given(st.integers(4, 200), st.floats(1e5, 1e9))
-def test_the_tree_wins_with_long_vectors_between_parties(q: int, size: float) -> None:
-    found = direct_seconds(q, size)
-    assert found["tree"] < min(found["star"], found["ring"])
 
 
 @given(st.integers(3, 200), st.sampled_from([12.0, 4096.0, 1e6]))

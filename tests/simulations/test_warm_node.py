@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ from fedkern_flwr.simulations.warm_node.start import NO_THREADS, node_command
 #: A node whose SuperNode and tasks are made up: tasks are numbered from 100, of run 7.
 NODE = """
 import os, signal, sys, time
+os.setsid()
+for stream in (1, 2):
+    os.dup2(os.open({out!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
 from fedkern_flwr.simulations.warm_node import supervisor
 from fedkern_flwr.simulations.warm_node.start import NodeSettings
 
@@ -56,6 +60,9 @@ print("when", "node", os.getpid(), flush=True)
 sys.exit(supervisor.WarmNode(settings).run())
 """
 SLEEP = "time.sleep(600)"
+#: Nodes are forked from a process that has loaded what they need.
+FORKS = get_context("forkserver")
+FORKS.set_forkserver_preload(["fedkern_flwr.clients", supervisor.__name__, "flwr.supercore.exit"])
 
 
 class Started:
@@ -66,11 +73,18 @@ class Started:
         self.config.write_text(f'partition-id = 0\nstate-dir = "{path}"\n')
         known = {"supernode": SLEEP, "tasks": [], "work": "pass", "log": "text", "more": ""}
         known |= {"processes": 1, "seconds": 60.0, "gigabytes": 4.0, "config": str(self.config)}
-        with self.log.open("w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", NODE.format(**{**known, **given})],
-                env={**os.environ, **NO_THREADS}, stdout=out, stderr=out, start_new_session=True,
-            )  # fmt: skip
+        self.log.touch()
+        program = NODE.format(out=str(self.log), **{**known, **given})
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in NO_THREADS.items():
+                patch.setenv(name, value)
+            self.process = FORKS.Process(target=exec, args=(program, {}))
+            self.process.start()
+
+    def end(self) -> int | None:
+        """Wait for its end; return its exit code."""
+        self.process.join(20)
+        return self.process.exitcode
 
     @property
     def lines(self) -> list[str]:
@@ -113,7 +127,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     yield begin
     for node in nodes:
         node.process.kill()
-        node.process.wait(20)
+        node.end()
 
 
 BAD = {
@@ -163,7 +177,7 @@ def test_every_message_has_a_process_whatever_the_one_before_did(start):
     for kind in zip(*(x.split()[2:] for x in node.lines if " drawn " in x), strict=True):
         assert len(set(kind)) == len(kind) >= len(BAD)
     time.sleep(1.5)
-    assert node.process.poll() is None
+    assert node.process.is_alive()
 
 
 def test_the_process_of_a_stopped_run_is_ended_and_the_next_message_answered(start) -> None:
@@ -210,7 +224,7 @@ def test_one_at_a_time_whoever_asks(start: Callable[..., Started]) -> None:
     os.kill(node.pids("answering")[0], signal.SIGKILL)
     node.wait_for("answering", times=2)
     node.process.kill()
-    node.process.wait(20)
+    node.end()
     assert node.gone()
 
 
@@ -221,7 +235,7 @@ def test_messages_may_be_answered_side_by_side(start: Callable[..., Started]) ->
     node.wait_for("answering", times=2)
     node.wait_for("hinted")
     node.process.terminate()
-    assert node.process.wait(20) == 128 + signal.SIGTERM
+    assert node.end() == 128 + signal.SIGTERM
     assert node.gone()
 
 
@@ -237,7 +251,7 @@ def test_a_signal_to_all_lets_the_supernode_say_goodbye(start: Callable[..., Sta
     node = start(supernode=supernode)
     node.wait_for("ready")
     os.killpg(node.process.pid, signal.SIGINT)
-    assert node.process.wait(20) == 128 + signal.SIGINT
+    assert node.end() == 128 + signal.SIGINT
     assert node.count("goodbye") == 1
 
 
@@ -245,7 +259,7 @@ def test_a_log_that_cannot_be_written_stops_nothing(start: Callable[..., Started
     full = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"
     node = start(tasks=["a"], work="print('long ' * 99)", more=full)
     node.status(lambda status: status.messages > status.busy)
-    assert node.process.poll() is None
+    assert node.process.is_alive()
 
 
 @pytest.mark.parametrize(("code", "ends", "said"), [
@@ -254,7 +268,7 @@ def test_a_log_that_cannot_be_written_stops_nothing(start: Callable[..., Started
 ])  # fmt: skip
 def test_the_node_ends_with_its_supernode(code, ends, said, start):
     node = start(supernode=f"sys.exit({code})")
-    assert node.process.wait(20) == ends
+    assert node.end() == ends
     assert node.count(said) == 1
     assert node.gone()
 
@@ -267,9 +281,9 @@ def test_a_node_that_was_killed_waits_until_it_is_forgotten(killed, start, tmp_p
     node = start(supernode=f"{once}print('Failed to activate SuperNode.'), sys.exit(1)); {SLEEP}")
     if killed:
         assert soon(lambda: len(node.pids("supernode")) == 2)
-        assert node.process.poll() is None
+        assert node.process.is_alive()
     else:
-        assert node.process.wait(20) == 1
+        assert node.end() == 1
 
 
 def test_a_node_whose_network_was_cut_in_a_handshake_goes_on(start, tmp_path):
@@ -293,10 +307,10 @@ def test_a_configuration_is_read_again_and_holds_from_the_next_message_on(start,
     node = start(tasks=["a", "b"], work=work)
     node.wait_for("a has old.csv")
     node.config.write_text(f"{node.config.read_text()}data = 'new.csv'\n")
-    node.process.send_signal(signal.SIGHUP)
+    os.kill(node.process.pid, signal.SIGHUP)
     node.wait_for("the configuration was read again")
     node.config.write_text("partition-id = 1\n")
-    node.process.send_signal(signal.SIGHUP)
+    os.kill(node.process.pid, signal.SIGHUP)
     node.wait_for("the configuration stays as it was: partition-id, state-dir")
     (tmp_path / "a").touch()
     node.wait_for("a has old.csv", times=2)
@@ -305,7 +319,7 @@ def test_a_configuration_is_read_again_and_holds_from_the_next_message_on(start,
     assert (status.connected, status.busy, status.failures) == (True, 1, 0)
     assert len(node.pids("supernode")) == 1
     node.process.terminate()
-    node.process.wait(20)
+    node.end()
     ended = node.status(lambda status: not status.connected)
     assert (ended.connected, ended.running) == (False, False)
 
