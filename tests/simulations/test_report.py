@@ -341,7 +341,7 @@ DRAWN: list[tuple[Any, dict[str, Any], str, list[str]]] = [
               "point": [(3.0, 0.25, 0.05)], "nothing": [(1.0, math.nan, 0.0)]},
      "linear linear", ["curve", "point", "nothing (n/a)"]),
     (panels, {"a": [(0.0, 50.0, 60.0), (1.0, 2.0, 3.0)], "b": [(40.0, 3.0, 0.0)]}, "log log", []),
-    (BOXES, {"a": [1e-9], "b": [1e9], "c": [math.nan], "d": []}, "log linear", ["n/a"]),
+    (BOXES, {"a": [1e-9], "b": [1e9], "c": [math.nan], "d": []}, "", ["n/a"]),
     *((plot, {}, "", []) for plot in (plot_average_regret, plot_mse_bars, SWEEP, panels, BOXES)),
     *((plot, dict.fromkeys(HOSTILE, values), "", []) for plot, values in (
         (plot_average_regret, regret(0.1)), (plot_mse_bars, (0.1, 0.01)), (plot_bytes, (10, 20)),

@@ -134,7 +134,7 @@ BAD = {
     "killed": "os.kill(os.getpid(), 9)", "left": "os._exit(3)", "slow": "time.sleep(30)",
     "big": "bytearray(10**9)",
     "stuck": "(signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]), time.sleep(600))",
-    "flood": "[os.write(1, b'x' * 65536) for _ in range(200)]",
+    "flood": "[os.write(1, b'x' * 65536) for _ in range(50)]",
     "shut": "(os.close(1), os.close(2), time.sleep(1), os._exit(0))",
     "leave": "__import__('subprocess').Popen(['sleep', '1'])",
 }  # fmt: skip
@@ -164,7 +164,7 @@ def test_every_message_has_a_process_whatever_the_one_before_did(start):
     assert [t for k, t in enumerate(done) if done[k - 1 : k] != [t]] == ["a", *BAD, "b"]
     assert len(set(node.pids("answering"))) == len(BAD) + 2
     assert node.count("a message of run 7 was ended by signal 9") == 2  # killed and stuck
-    assert node.count("[FK-NODE-SECONDS]") == 1
+    assert node.count("TooLong") == 1
     assert node.count("MemoryError") == 1
     heard = dict(line.split(" ", 3)[2:] for line in node.lines if " heard " in line)
     assert all(text.startswith("[fedkern] EngineError: ") for text in heard.values())

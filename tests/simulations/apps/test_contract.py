@@ -48,8 +48,9 @@ def near(found: dict[str, float], expected: dict[str, float], atol: float) -> No
 PREDICT = ("fed-cg", "fdskl", "fdskl two", "horizontal", "vertical", "pof-mkl", "pof-rls")
 #: Strategies of other options than those of the model.
 ODD = {
-    "pof-mkl": POFMKL(kernels=5, features=4, precision="float32"), "horizontal": HierarchicalSVM(),
+    "pof-mkl": POFMKL(kernels=5, features=4, precision="float32"),
     "pof-rls": POFRLS(features=2, forgetting=1.0), "fed-cfk": FedCFK(kernel="linear"),
+    "horizontal": HierarchicalSVM(model="ridge"),
 }  # fmt: skip
 
 
