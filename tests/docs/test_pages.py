@@ -9,10 +9,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import click
 import numpy as np
@@ -210,25 +208,6 @@ def test_expected_results_are_what_the_commands_print(command, metric, value, tm
     assert words[:2] == ["fedkern", "run"]
     found = COMMANDS.result(*words[2:], out=str(tmp_path / "run"))["metrics"][metric.strip("`")]
     assert f"{found:.4f}" == value
-
-
-def test_picture_and_table_say_the_same() -> None:
-    drawing = ElementTree.parse(DOCS / "pictures/which-method.svg")
-    said = [text.text or "" for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    page = (DOCS / "concepts.md").read_text("utf-8").split("## Which method when")[1]
-    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
-    stated: dict[str, str] = {}
-    for row in rows:
-        cells = row.split("|")
-        name = re.sub(r"\[(.*?)\].*", r"\1", cells[3]).strip()
-        stated[name] = stated.get(name, "") + cells[4]
-    drawn: dict[str, list[str]] = {}
-    for method, exchanges in pairwise(said):
-        if (name := method.partition(",")[0]) in stated:
-            assert set(re.findall(r"\d+", exchanges)) <= set(re.findall(r"\d+", stated[name]))
-            drawn.setdefault(name, []).append(exchanges)
-    assert drawn.keys() == stated.keys()
-    assert all(re.search(r"\d", text) for texts in drawn.values() for text in texts)
 
 
 def test_the_picture_is_that_of_the_imports() -> None:

@@ -357,24 +357,6 @@ def test_files_that_stop_in_their_middle_are_a_line(most, method, more, commands
     assert "File " not in err.replace("File too large", "")  # of a traceback
 
 
-ROWS = 300
-
-
-def test_models_are_judged_by_held_out_rows_and_by_what_is_popular(tables, commands, finished):
-    """The errors of the first samples of a stream, before anything was learned, do not count."""
-    x = np.random.default_rng(1).random((ROWS, 2))
-    y = 1.0 - np.exp(-4.0 * x[:, 0])
-    tables.write("t.csv", {"a": x[:, 0], "b": x[:, 1], "y": y})
-    own = ["local-only", "--data", "t.csv", "--label", "y", "--clients", "3", "--rounds", "20"]
-    found = commands.result(*own, "--test-size", "0.5")
-    assert found["metrics"]["test_mse"] < y.var() < found["metrics"]["mse"]
-    assert "no_better_than" not in found
-    learner = ("--learner", "cf-komd", "--regularization", "0.1")
-    found = finished(*commands.small("fed-cfk"), *learner).result
-    assert found["metrics"]["auc"] < 0.5
-    assert found["no_better_than"] == "the most popular items"
-
-
 def gram(out: Path | str = "here") -> tuple[np.ndarray, np.ndarray]:
     """Return the Gram matrix of a run and its items."""
     arrays, _ = load_model(Path(out) / "model.npz")

@@ -595,14 +595,15 @@ def movies(in_tmp: Path, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     taste = np.arange(USERS)[:, None] % 2 == np.arange(ITEMS)[None] % 2
     rated = rng.random((USERS, ITEMS)) < np.where(taste, 0.7, 0.15)
     stars = rated * (3 + taste + rng.integers(2, size=taste.shape))
-    Path("ml-100k").mkdir()
-    tables.ratings("ml-100k/u.data", stars)
+    for path in map(Path, ("ml-100k/u.data", "ml-1m/ratings.dat")):
+        path.parent.mkdir()
+        tables.ratings(path, stars)
     monkeypatch.setenv("FEDKERN_DATA", str(in_tmp))
 
 
 @pytest.mark.usefixtures("movies")
 def test_a_table_compares_participation_with_pooled_data(datasets_of: Datasets) -> None:
-    found = datasets_of("fed-cfk-table2", "--runs", "1", "--datasets", "ml-100k")
+    found = datasets_of("fed-cfk-table2", "--runs", "1")
     for dataset in found.values():
         methods = {label: summary["metrics"] for label, summary in dataset["methods"].items()}
         assert list(methods) == ["pooled", "100 %", "90 %", "70 %", "50 %", "30 %"]

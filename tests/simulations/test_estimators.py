@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from sklearn.base import clone
@@ -158,14 +157,6 @@ def test_a_constant_target_is_predicted(learner: Any) -> None:
     assert np.allclose(SecureGramRegressor(learner=learner).fit(x, y).predict(x), 3.5)
 
 
-def test_a_run_of_a_constant_target_ends_with_a_model(commands: Any, in_tmp: Path) -> None:
-    rows = pd.DataFrame(DIABETES[0][:40, :4], columns=list("abcd"))
-    rows.assign(y=3.5).to_csv("t.csv", index=False)
-    given = "secure-gram --data t.csv --label y --task regression --encoding fixed-point"
-    commands.result(*given.split())
-    assert np.allclose(load_model("here").predict(rows), 3.5)
-
-
 @pytest.mark.parametrize("made", [
     SecureGramClassifier(gamma=0.1, cost=5.0, scaling="range"),
     SecureGramRegressor(gamma=0.1, cost=1e-2, learner="ridge", scaling="range"),
@@ -197,23 +188,6 @@ def test_a_fit_leaves_nothing_open() -> None:
             clone(made).fit(*IRIS)
         gc.collect()
     assert not [str(one.message) for one in met if one.category is ResourceWarning]
-
-
-def test_cells_with_units_dates_and_intervals() -> None:
-    """Their units are those of the model: another one is refused where rows are predicted."""
-    rng = np.random.default_rng(2)
-    weight = rng.normal(70.0, 9.0, 120)
-    days = pd.date_range("2021-01-01", periods=120).astype(str)
-    table = pd.DataFrame({"weight": [f"{w:.2f} kg" for w in weight], "day": days})
-    table["age"] = pd.cut(pd.Series(rng.random(120)), 3)
-    heavy = weight > 70.0
-    fitted = FedCGClassifier().fit(table, heavy)
-    assert fitted.score(table, heavy) > 0.9
-    assert (fitted.predict(table.assign(weight=weight)) == fitted.predict(table)).mean() > 0.95
-    with pytest.raises(ValueError, match=r"\[FK-UNITS-DIFFER\]$"):
-        fitted.predict(table.assign(weight=[f"{1000 * w:.0f} g" for w in weight]))
-    with pytest.raises(ValueError, match=r"\[FK-DATES-ORDER\]$"):
-        FedCGClassifier().fit(table.assign(day=["03/04/2024", "05/06/2024"] * 60), heavy)
 
 
 def test_what_cannot_be_is_a_value_error_of_one_line() -> None:

@@ -559,10 +559,8 @@ def run_one(prepared: HierarchicalData, **options: Any) -> Entry:
     return entry
 
 
-TWO = {"name": "iris", "positive": 1.0}
 #: Of the data, and of the method.
 SOLVED: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (TWO, {"model": "rbf", "features": 6, "gamma": 0.5}),
     ({"name": "iris", "target": "0"}, {"model": "ridge"}),
     ({"name": "iris", **COLUMNS}, {**COLUMNS, "model": "logistic"}),
 ]  # fmt: skip

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from app_sites import Given, Make, Refuses, Site, node_keys
-from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from refusals import refused, refuses
 
@@ -322,22 +321,6 @@ def test_a_node_answers_from_its_frozen_table(make_site: Make, monkeypatch: Any,
 
 
 APPS = ("align", "fdskl", "fed_cfk", "fed_cg", "hierarchical_svm", "method", "pof_mkl", "ranges")
-
-
-@pytest.mark.parametrize(("app", "given", "code"), [
-    ("pof_mkl", {"secure": "perhaps"}, "FK-OPTION-CHOICE"),
-    ("fed_cfk", {"coefficients": "0, x"}, "FK-OPTION-TYPE"),
-    ("hierarchical_svm", {"step-sizes": "5;20"}, "FK-OPTION-TYPE"),
-    ("method", {"options": "components=3", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
-    ("method", {"options": "[3]", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
-    ("method", {"method": "kernel-pcb"}, "FK-METHOD-UNKNOWN"),
-])  # fmt: skip
-def test_a_key_that_an_app_cannot_read_is_refused(
-    app: str, given: dict[str, Any], code: str, import_app: Any
-) -> None:
-    found = import_app(app, "server_app")
-    config = {**found.config, "result": "", **given}
-    refuses(code, found.server_app.app, None, Context(1, 1, {}, RecordDict(), config))
 
 
 # -- what a node says

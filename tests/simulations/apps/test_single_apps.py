@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from app_sites import SITES, Given, Make, Refuses
+from app_sites import SITES, Given, Make
 from command_line import Tables
 from zoo import streams
 
@@ -152,15 +152,6 @@ def test_ranges_are_written_once_and_kept(make_site, tmp_path, refuses, given):
     assert site.written() == pytest.approx(first, rel=0, abs=1e-9)
     assert given(site, 3)["x"][-1].tolist() == [1.0, 1.0]  # clipped
     assert json.loads(path.read_text()) == written
-
-
-def test_holders_of_a_block_must_scale_it_alike(make_site: Make, refuses: Refuses) -> None:
-    site = make_site("fed-cg")
-    wide = site.folder / "wide.json"
-    wide.write_text(json.dumps({c: [0, 100] for c in "ab"}))
-    assert "partition 1" in refuses(
-        "FK-COLUMNS-DIFFER", site.run, site.changed(1, ranges=str(wide))
-    )
 
 
 # -- HierarchicalSVM

@@ -131,7 +131,6 @@ _OURS = {"app_release", "client_app", "own_table", "fedkern_flwr"}
 EXPECTED = {
     ("fed-cg", 3): ("centre", {"pyarrow"}),  # an NPZ file: when a run begins its rows are frozen
     ("fdskl", 2): ("passive", {"pyarrow"}),
-    ("horizontal", 0): ("user", {"pyarrow"}),
     ("horizontal", 4): ("agent", set()),  # which has no table
     ("pof-mkl", 0): ("client", {"pyarrow"}),
     ("fed-cfk", 0): ("client", {"pyarrow", "scipy", "scipy.sparse"}),
