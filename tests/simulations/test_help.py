@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from fedkern_flwr.simulations.cli import console
-from fedkern_flwr.simulations.cli.console import ProgressLines, Screen, course
+from fedkern_flwr.simulations.cli.console import Screen, course
 from fedkern_flwr.simulations.cli.main import app
 from fedkern_flwr.simulations.run.datasets import BUILTIN
 
@@ -175,28 +174,6 @@ def test_a_log_file_gets_a_line_a_minute(clock: list[float], capsys: Any) -> Non
             clock[0] = done
             bar.update("t", 0, 0)  # of what has no count
         assert capsys.readouterr().err == said
-
-
-def test_a_log_file_says_once_what_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
-    said: list[str] = []
-    lines = ProgressLines(said.append, soon=0.2)
-    for update, wait in (
-        (("FDSKL", 1, 2), 0.0),
-        (("training", 3, 12), 0.5),
-        (("FDSKL, draw 2", 0, 2), 0.0),
-        (("training", 4, 12), 0.5),
-        (("FDSKL, draw 2: judging", 0, 0), 0.5),
-        (("choosing", 0, 0), 0.0),
-    ):
-        (lines.update if "FDSKL" in update[0] else lines.work)(*update)
-        time.sleep(wait)
-    lines.close()
-    with Screen().status("drawing"):
-        pass
-    with Screen().status("reading"):
-        time.sleep(2.5)
-    assert said == ["FDSKL (1 of 2): training, 3 of 12", "FDSKL, draw 2: judging"]
-    assert capsys.readouterr().err == "reading\n"
 
 
 def test_a_terminal_shows_the_error_and_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

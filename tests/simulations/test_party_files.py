@@ -30,7 +30,6 @@ from fedkern_flwr.simulations.deployment.local import LocalDeployment, free_port
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.simulations.run.party_files import PartyFiles
-from fedkern_flwr.simulations.run.splits import split_rows
 from fedkern_flwr.tables import arrow
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
@@ -87,20 +86,13 @@ RUNS = {
     "fdskl": ("--features 40 --gamma 0.3 --regularization 0.01", "--parties 3"),
     "secure-gram": ("--encoding fixed-point --cost 1 --gamma 0.5 --kernel rbf", "--clients 3"),
     "hierarchical-svm": ("--rounds 30", "--users 4"),
-    "pof-mkl": ("--rounds 20", "--clients 3"),
-    "kernel-pca": ("--features 6", "--clients 3"),
 }
-NUMBERS = ("pof-mkl", "kernel-pca")
 
 
 def files_of(name: str, data: dict[str, Any], values: dict[str, Any]) -> list[str]:
     """Write what every party was dealt to a file of its own; rows of centres are shuffled."""
     own = family(name)
     settings: Any = own.settings.from_values(data)
-    if name in NUMBERS:
-        parts = split_rows(settings.load("encode"), "iid", 3, 0, 20 if name == "pof-mkl" else None)
-        found = [write(f"{k}.csv", part, [*NAMES, "y"], values) for k, part in enumerate(parts)]
-        return [word for path in found for word in ("--party", path)]
     part = own.prepare(settings).split(0)
     sources = np.array(part.source_names)
     mixed = np.random.default_rng(9).permutation(ROWS).tolist()
@@ -131,8 +123,6 @@ def files_of(name: str, data: dict[str, Any], values: dict[str, Any]) -> list[st
 @pytest.mark.parametrize("name", RUNS)
 def test_files_are_as_a_table_that_is_dealt(name: str, commands: Any, tables: Any) -> None:
     values = table()
-    if name in NUMBERS:
-        values["y"] = values["a"] + values["b"]
     write("t.csv", range(ROWS), [*NAMES, "y"], values)
     write("new.csv", range(ROWS), NAMES, table(1))
     method, dealing = (text.split() for text in RUNS[name])
@@ -140,10 +130,6 @@ def test_files_are_as_a_table_that_is_dealt(name: str, commands: Any, tables: An
     one = commands.result(*run, "--data", "t.csv", *dealing, out="one")
     files = files_of(name, one["config"]["data"], values)
     two = commands.result(*run, *files, out="two")
-    if name in NUMBERS:
-        assert two["config"]["data"]["data"] == "0.csv + 1.csv + 2.csv"
-        assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-9)
-        return
     assert one["config"].get("columns") == two["config"].get("columns")
     assert one["config"]["rows"] == two["config"]["rows"]
     encoders = [json.loads(Path(d, "scaling.json").read_text())["encoder"] for d in ("one", "two")]
