@@ -42,7 +42,6 @@ from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.methods.registry import family_with
 from fedkern_flwr.simulations.methods.vertical import VerticalSettings
 from fedkern_flwr.simulations.papers import hierarchical_svm as paper
-from fedkern_flwr.simulations.run import random_labels as toy
 from fedkern_flwr.strategies import OFSKL, HierarchicalSVM
 
 from ..helpers.awkward import LABEL, everything
@@ -479,65 +478,26 @@ Datasets = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def small_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Small tables in place of the papers'."""
-    rng = np.random.default_rng(0)
-    for name in ("breast_cancer_original.npz", "svmguide1.npz"):
-        x = rng.normal(size=(120, 4))
-        y = (x @ [1.0, -2.0, 0.5, 1.0] + 0.5 * rng.normal(size=120) > 0).astype(float)
-        np.savez(tmp_path / name, X=x, y=y)
-    monkeypatch.setenv("FEDKERN_DATA", str(tmp_path))
-    monkeypatch.setattr(toy, "ROWS", 4)
-    monkeypatch.setattr(toy, "COLUMNS", 3)
-    return tmp_path
-
-
-@pytest.fixture
 def datasets_of(compared: Compared) -> Datasets:
     """Return what compares; its data sets."""
 
     return lambda *arguments: dict(compared(*arguments, "--out", "here")[0]["datasets"])
 
 
-def smaller(monkeypatch: pytest.MonkeyPatch, *, users: int = 100, groups: int = 100) -> None:
-    """Leave out data sets of many groups, and have fewer users."""
-
-    def made(name: str, *given: Any, **more: Any) -> Preset:
-        found = preset(name, *given, **more)
-        sections = [
-            replace(
-                section,
-                data={
-                    label: replace(one, users=min(one.users, users))
-                    for label, one in section.data.items()
-                    if one.groups <= groups
-                },
-            )
-            for section in found.sections
-        ]
-        return replace(found, sections=tuple(sections))
-
-    monkeypatch.setattr(command, "preset", made)
-
-
-def test_table2_draws_labels(small_tables: Path, monkeypatch: Any, datasets_of: Datasets) -> None:
-    smaller(monkeypatch, users=10)
-    found = datasets_of("hierarchical-table2", "--rounds", "2")
-    methods = found["Random labels"]["methods"]
-    assert len(methods) == 3
-    chain = methods["chain of neighbours, rho 5"]
-    assert chain["metrics"]["iterations"] == 2
-    assert chain["metrics"]["kilobytes_per_user"] == pytest.approx(chain["bytes_up"] / 1e4)
-    assert "514" in Path("here/report.html").read_text()
-
-
-def test_a_figure_over_groups_is_drawn(small_tables: Any, monkeypatch: Any, datasets_of: Datasets):
-    smaller(monkeypatch, groups=4)
-    arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "2")
-    found = datasets_of("hierarchical-figure7", *arguments)
+def test_a_figure_over_groups_is_drawn(
+    in_tmp: Path, put: Put, datasets_of: Datasets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.random.default_rng(0).normal(size=(120, 4))
+    y = (x @ [1.0, -2.0, 0.5, 1.0] > 0).astype(float)
+    np.savez("breast_cancer_original.npz", X=x, y=y)
+    monkeypatch.setenv("FEDKERN_DATA", str(in_tmp))
+    (section,) = preset("hierarchical-figure7", ("Breast cancer",)).sections
+    few = {label: one for label, one in section.data.items() if one.groups <= 4}
+    put(1, hierarchical_figure7=replace(section, data=few))
+    found = datasets_of("hierarchical-figure7", "--rounds", "2")
     assert list(found) == ["Breast cancer, 2 groups", "Breast cancer, 4 groups"]
     assert [len(dataset["methods"]) for dataset in found.values()] == [3, 3]
-    drawn = [path.name for path in Path("here/plots").glob("*.png")]
+    drawn = [path.name for path in Path("here/plots").rglob("*.png")]
     assert drawn == ["breast-cancer-groups-accuracy-over-groups.png"]
 
 
