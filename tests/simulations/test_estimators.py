@@ -122,7 +122,7 @@ def test_probabilities_follow_the_loss_or_rows_held_out() -> None:
 
 
 @pytest.mark.parametrize("made", [
-    HierarchicalSVMClassifier(C=1.0),
+    pytest.param(HierarchicalSVMClassifier(C=1.0), marks=pytest.mark.long),
     FDSKLClassifier(features=100, gamma=0.1, regularization=1e-3),
     SecureGramClassifier(gamma=0.1, cost=10.0),
 ], ids=lambda made: type(made).__name__)  # fmt: skip
