@@ -106,12 +106,6 @@ def test_a_frame_that_cannot_be_used_is_refused_in_a_line(name: str) -> None:
         assert "Zeppelin" not in str(caught)
 
 
-@pytest.mark.parametrize("name", ["fed-cg", "fdskl", "hierarchical-svm", "kernel-pca"])
-def test_a_gap_in_a_frame_is_refused_as_in_an_array(name: str) -> None:
-    holes = pa.table({"a": [1.0, None, *X[2:, 0]], "b": X[:, 1]})
-    refuses("FK-VALUES-FINITE", make, name, holes, NUMBERS, None)
-
-
 def test_series_are_labels_and_ids() -> None:
     pandas = pytest.importorskip("pandas")
     for kind in (pandas.Series, pa.array, lambda cells: pa.chunked_array([cells])):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -10,15 +9,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import click
 import numpy as np
 import pytest
-from command_line import Tables
+from command_line import CommandLine, Tables
 from exchanges import PAGE as EXCHANGES
 from exchanges import page as exchanges_page
 from flwr.app import Context, Message
@@ -31,12 +28,12 @@ from promises import page as claims
 from fedkern_flwr import strategies
 from fedkern_flwr.clients import HybridKernelClient, serve
 from fedkern_flwr.simulations import InProcessGrid
-from fedkern_flwr.simulations.cli.main import app, run
+from fedkern_flwr.simulations.cli.main import app
 from fedkern_flwr.simulations.lab.presets import NAMES
 from fedkern_flwr.simulations.methods.registry import METHODS
 from fedkern_flwr.tables import load_table
 
-DOCS = ROOT / "docs"
+DOCS, COMMANDS = ROOT / "docs", CommandLine(ROOT)
 
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="no source tree here")
 
@@ -189,47 +186,28 @@ def test_all_methods_have_a_page_with_the_same_headings_and_their_options(page: 
         exec("\n".join(imports), {})
 
 
-#: Pages whose figures every `make test` computes; the others take long.
-QUICK = ("fed-cg", "online-methods")
+#: Figures that every `make test` computes; the others take long.
+QUICK = ("fed-cg-0", "fed-cg-1", "online-methods-2", "online-methods-3")
 
 
 def expectations() -> list[Any]:
     """Return the commands whose figures the pages state."""
     head = "| command | metric | value |"
     return [
-        pytest.param(*row, id=f"{page}-{number}", marks=() if page in QUICK else pytest.mark.long)
+        pytest.param(*row, id=name, marks=() if name in QUICK else pytest.mark.long)
         for page in PAGES
         if (DOCS / f"{page}.md").is_file()
         for number, row in enumerate(rows(sections(page)["Expected results"], head))
+        for name in [f"{page}-{number}"]
     ]
 
 
 @pytest.mark.parametrize(("command", "metric", "value"), expectations())
-def test_expected_results_are_what_the_commands_print(command, metric, value, tmp_path, capsys):
+def test_expected_results_are_what_the_commands_print(command, metric, value, tmp_path):
     words = shlex.split(command.strip("`"))
-    assert words[0] == "fedkern"
-    assert run([*words[1:], "--out", str(tmp_path / "run"), "--json", "-", "--quiet"]) == 0
-    found = json.loads(capsys.readouterr().out)["metrics"][metric.strip("`")]
+    assert words[:2] == ["fedkern", "run"]
+    found = COMMANDS.result(*words[2:], out=str(tmp_path / "run"))["metrics"][metric.strip("`")]
     assert f"{found:.4f}" == value
-
-
-def test_picture_and_table_say_the_same() -> None:
-    drawing = ElementTree.parse(DOCS / "pictures/which-method.svg")
-    said = [text.text or "" for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    page = (DOCS / "concepts.md").read_text("utf-8").split("## Which method when")[1]
-    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
-    stated: dict[str, str] = {}
-    for row in rows:
-        cells = row.split("|")
-        name = re.sub(r"\[(.*?)\].*", r"\1", cells[3]).strip()
-        stated[name] = stated.get(name, "") + cells[4]
-    drawn: dict[str, list[str]] = {}
-    for method, exchanges in pairwise(said):
-        if (name := method.partition(",")[0]) in stated:
-            assert set(re.findall(r"\d+", exchanges)) <= set(re.findall(r"\d+", stated[name]))
-            drawn.setdefault(name, []).append(exchanges)
-    assert drawn.keys() == stated.keys()
-    assert all(re.search(r"\d", text) for texts in drawn.values() for text in texts)
 
 
 def test_the_picture_is_that_of_the_imports() -> None:
@@ -241,8 +219,9 @@ def test_the_picture_is_that_of_the_imports() -> None:
 # -- promises: each has a fault and a test that notices it, and the page of claims has them all
 
 
-def test_every_promise_has_a_fault_and_a_test() -> None:
+def test_every_promise_has_a_fault_and_a_test_and_every_mark_a_promise() -> None:
     made = promises()
+    assert {name for name, _ in marks()} <= made.keys()
     assert len(made) <= 200
     for one in made.values():
         text = Path(ROOT, one.file).read_text(encoding="utf-8")
@@ -250,10 +229,6 @@ def test_every_promise_has_a_fault_and_a_test() -> None:
         assert one.replace != one.find
         assert one.tests, f"no test carries the mark of {one.name}"
         assert one.says.endswith("."), one.name
-
-
-def test_every_mark_is_of_a_promise() -> None:
-    assert {name for name, _ in marks()} <= set(promises())
 
 
 def test_the_page_of_claims_is_made_from_them() -> None:
@@ -463,6 +438,7 @@ def test_what_is_typed_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monke
     make_tables()
     for line in lines(page):
         _, *words = shlex.split(line, comments=True)
-        quiet = ["--quiet"] * (words[0] in ("run", "predict"))
-        few = ["--rounds", "15"] * (words[:2] == ["run", "hierarchical-svm"])  # of up to 200
-        assert run([*words, *quiet, *few]) == 0, line
+        rounds = words[0] == "run" and ("--rounds" in words or "hierarchical-svm" in words)
+        few = ["--rounds", "15"] * rounds  # of up to 200
+        code, _, err = COMMANDS(*words, *few)
+        assert code == 0, (line, err)

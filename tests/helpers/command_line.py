@@ -117,17 +117,18 @@ class CommandLine:
         ratings = ["--data", str(self.ratings), "--user", "who", "--item", "what"]
         ratings += ["--clients", "6", "--min-support", "3"]
         stream = ["--data", "wine", "--clients", "4", "--rounds", "12", "--test-size", "0.3"]
-        raw = ["--data", "iris", "--positive", "1", "--scaling", "none"]
+        two = ["--data", "iris", "--positive", "2"]
+        raw = [*two, "--scaling", "none", "--C", "0.1"]
         own = {
             "fed-cg": ["--landmarks", "16", "--regularization", "0.05"],
             "fdskl": ["--features", "40", "--gamma", "2", "--regularization", "0.01"],
             "secure-gram": ratings,
             "fed-cfk": ratings,
-            "hierarchical-svm": [*raw, "--users", "6", "--groups", "2", "--C", "1"],
+            "hierarchical-svm": [*raw, "--users", "6", "--groups", "2"],
             "kernel-pca": ["--test-size", "0.2", "--clients", "3", "--features", "10"],
         }
         if method in ("fed-cg", "fdskl"):  # two classes
-            own[method] += ["--data", "iris", "--positive", "2"]
+            own[method] += two
         if method == "fdskl":  # solved in closed form
             own[method] += ["--loss", "square"]
         return [method, *own.get(method, stream)]
@@ -211,13 +212,6 @@ class Tables:
             for row in zip(*(np.asarray(c).tolist() for c in columns.values()), strict=True):
                 writer.writerow("" if cell != cell else cell for cell in row)
         return str(path)
-
-    @staticmethod
-    def holes(column: str, *rows: int) -> dict[str, Any]:
-        """Return a change: these cells of a column are empty."""
-        cells = np.array(Tables.columns()[column], float)
-        cells[[*rows]] = np.nan
-        return {column: cells}
 
     @staticmethod
     def ratings(

@@ -11,7 +11,6 @@ from scipy.spatial.distance import cdist
 
 from fedkern_flwr.simulations.attacks import pof_mkl
 from fedkern_flwr.simulations.attacks.distances import (
-    COMPLETIONS,
     distances_by_svd,
     relative_error,
 )
@@ -123,34 +122,6 @@ def test_phases_of_any_width_give_binary_columns_and_rows_from_known_ones(narrow
     np.testing.assert_allclose(from_known(linear, known, x[known]), x, atol=1e-9)
 
 
-def test_columns_of_more_values_and_too_many_of_them_are_not_found() -> None:
-    rng = np.random.default_rng(0)
-    assert two_valued(rng.random((60, 5))).shape == (60, 0)
-    assert two_valued(np.zeros((60, 0))).shape == two_valued(rng.random((60, 19))).shape == (60, 0)
-
-
-# -- FedCG: completion of a matrix of distances
-
-
-def completion_problem(n: int, m: int, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return distances of n rows and m landmarks, the mask without D_X, and D_X."""
-    points = np.vstack(uniform(n, m, d))
-    distances = squared(points, points)
-    mask = np.ones(distances.shape, dtype=np.bool_)
-    mask[:n, :n] = False
-    return np.where(mask, distances, np.nan), mask, distances[:n, :n]
-
-
-@pytest.mark.parametrize("name", COMPLETIONS)
-def test_completions_repeat_themselves(name: str) -> None:
-    distances, mask, _ = completion_problem(15, 6, 3)
-    complete = COMPLETIONS[name]
-    found, again = (complete(distances, mask, 3, iterations=20, seed=4) for _ in range(2))
-    np.testing.assert_array_equal(found, again)
-    np.testing.assert_allclose(found, found.T, atol=1e-12)
-    assert np.isfinite(found).all()
-
-
 # -- Secure Gram
 
 
@@ -186,12 +157,3 @@ def test_two_rows_per_item_withstand_the_search(seed: int) -> None:
     found, remaining = peel_profiles(x.T @ x, patience=20, limit=40)
     assert remaining.diagonal().any()
     assert rows_in(found, x) <= 2
-
-
-def test_peeling_stops_at_its_limit_and_at_nothing() -> None:
-    x = profiles_of(30, 120)
-    found, remaining = peel_profiles(x.T @ x, limit=3)
-    assert len(found) == rows_in(found, x) == 3
-    np.testing.assert_array_equal(remaining, x.T @ x - found.astype(int).T @ found.astype(int))
-    found, _ = peel_profiles(np.zeros((4, 4), np.int64))
-    assert found.shape == (0, 4)

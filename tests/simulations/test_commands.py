@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ import pytest
 from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import app
-from fedkern_flwr.simulations.methods.registry import family
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
 
@@ -30,6 +28,8 @@ METHODS: Any = app.commands["run"].loaded.commands  # type: ignore[attr-defined]
 ONLINE = ["pof-mkl", "pof-rls", "ofskl", "ofmkl-avg", "vm-kofl", "em-kofl", "per-fed-avg"]
 ONLINE += ["local-only"]
 every_method = pytest.mark.parametrize("name", METHODS)
+#: The other online methods are of the same family.
+every_family = pytest.mark.parametrize("name", [n for n in METHODS if n not in ONLINE[1:]])
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ PROMISES = dict.fromkeys(ONLINE, STREAMS) | {
         {"auc": (0.3, 1.0), "ndcg@100": (0.3, 1.0), "evaluated_users": (9, 24)}, tolerance=0.0,
     ),
     "hierarchical-svm": Promise(
-        68, 8, 58, "6 users in 2 groups, 105 training and 45 held-out rows",
+        36, 8, 29, "6 users in 2 groups, 105 training and 45 held-out rows",
         "the global model of each iteration",
         {"test_accuracy": (0.6, 1.0), "objective_gap": (-0.01, 0.01), "converged": (1, 1)},
         ("convergence_plot",),
@@ -191,7 +191,7 @@ def test_what_stays_in_the_folder_is_its_owners_alone(name, finished):
     assert {"items", "encoder"} & set(scaling), scaling
 
 
-@every_method
+@every_family
 def test_quiet_shows_nothing_and_a_seed_gives_the_same_model(name, finished, commands, differs):
     found = commands("run", *commands.small(name), "--quiet", "--json", "found.json")
     assert found == (0, "", "")
@@ -211,17 +211,16 @@ AVERAGED = {
     "pof-mkl": ("mse", []), "secure-gram": ("rows", ["--participation", "0.6"]),
     "fed-cfk": ("auc", ["--participation", "0.6"]), "kernel-pca": ("explained", []),
     "fed-cg": ("centralised_difference", []), "fdskl": ("centralised_difference", []),
-    "hierarchical-svm": ("objective", ["--resplit"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", AVERAGED)
 def test_runs_are_averaged(name, commands):
     metric, more = AVERAGED[name]
-    found = commands.result(*commands.small(name), *more, "--runs", "3")
+    found = commands.result(*commands.small(name), *more, "--runs", "2")
     draws = json.loads(Path("here/draws.json").read_text())
     values = [draw["metrics"][metric] for draw in draws]
-    assert len(values) == 3
+    assert len(values) == 2
     assert (len(set(values)) > 1) == PROMISES[name].seeded
     assert found["metrics"][metric] == pytest.approx(np.mean(values))
     if name in ONLINE:
@@ -239,7 +238,7 @@ def test_nodes_that_stay_away_end_the_run(commands):
 # -- runs that break off
 
 
-@every_method
+@every_family
 def test_resuming_a_finished_run_shows_its_result(name, finished, commands):
     shutil.copytree(finished(name).folder, "here")
     assert commands.result(name, "--resume", "here", out="other") == finished(name).result
@@ -263,10 +262,9 @@ STREAMING += " --gamma 2 --loss square --checkpoint-every 10"
 #: Method, options beside those of a small run, after how many pulls it is killed, and whether a
 #: checkpoint is there by then. Without a small run: all options.
 KILLED: list[tuple[str, list[str], int, bool]] = [
-    *((name, EVERY_4, 9, True) for name in ("pof-rls", "ofskl", "per-fed-avg")),
-    ("local-only", [], 1, False), ("pof-mkl", [*EVERY_4, "--runs", "2"], 19, True),
-    ("ofmkl-avg", ["--runs", "3", "--hindsight", "--features", "4"], 15, True),
-    ("fed-cg", CG, 12, True), ("fdskl", [], 1, False), ("fdskl", STREAMING.split(), 15, True),
+    ("pof-rls", EVERY_4, 9, True), ("local-only", [], 1, False),
+    ("ofmkl-avg", ["--runs", "2", "--hindsight", "--features", "4"], 15, True),
+    ("fed-cg", CG, 12, True), ("fdskl", STREAMING.split(), 15, True),
     ("secure-gram", ["--participation", "0.8"], 4, True),
     ("fed-cfk", ["--participation", "0.8"], 6, True),
     ("hierarchical-svm", ["--rounds", "12", *EVERY_4], 12, True), ("kernel-pca", [], 4, True),
@@ -358,24 +356,6 @@ def test_files_that_stop_in_their_middle_are_a_line(most, method, more, commands
     assert "File " not in err.replace("File too large", "")  # of a traceback
 
 
-ROWS = 300
-
-
-def test_models_are_judged_by_held_out_rows_and_by_what_is_popular(tables, commands, finished):
-    """The errors of the first samples of a stream, before anything was learned, do not count."""
-    x = np.random.default_rng(1).random((ROWS, 2))
-    y = 1.0 - np.exp(-4.0 * x[:, 0])
-    tables.write("t.csv", {"a": x[:, 0], "b": x[:, 1], "y": y})
-    own = ["local-only", "--data", "t.csv", "--label", "y", "--clients", "3", "--rounds", "20"]
-    found = commands.result(*own, "--test-size", "0.5")
-    assert found["metrics"]["test_mse"] < y.var() < found["metrics"]["mse"]
-    assert "no_better_than" not in found
-    learner = ("--learner", "cf-komd", "--regularization", "0.1")
-    found = finished(*commands.small("fed-cfk"), *learner).result
-    assert found["metrics"]["auc"] < 0.5
-    assert found["no_better_than"] == "the most popular items"
-
-
 def gram(out: Path | str = "here") -> tuple[np.ndarray, np.ndarray]:
     """Return the Gram matrix of a run and its items."""
     arrays, _ = load_model(Path(out) / "model.npz")
@@ -394,18 +374,18 @@ CASES: list[tuple[tuple[str, ...], str, bool | None, Callable[[Any], Any]]] = [
     (("fed-cg",), "--hospitals 1 --allow-single --sampling U", ANY,
      lambda r: "the only hospital" in r["privacy"]["server_sees"][0]),
     (("fed-cg",), "--centres 0", OTHER, lambda r: r["survivors"] == 2),
-    (("fed-cg", "fdskl", "hierarchical-svm"), "--test-size 0", OTHER,
+    (("fed-cg", "fdskl"), "--test-size 0", OTHER,
      lambda r: r["metrics"] and not JUDGED & r["metrics"].keys()),
     (("fed-cg",), "--test-size 0.5", OTHER, lambda r: sum(r["config"]["held_out_rows"]) == 75),
     (("fdskl",), "--parties 2 --allow-single", ANY, lambda r: r["survivors"] == 2),
-    (RATINGS, "--users-per-client 1", ANY,
+    (("fed-cfk",), "--users-per-client 1", ANY,
      lambda r: r["config"]["clients"] == r["metrics"]["rows"] == 24),
-    (RATINGS, "--min-support 0", OTHER,
+    (("secure-gram",), "--min-support 0", OTHER,
      lambda r: r["metrics"]["items"] == 14 and "in how many rows" not in str(r["privacy"])),
-    (RATINGS, "--cohorts 3", ANY, lambda r: len(r["privacy"]["cohorts"]) >= 3),
-    (RATINGS, "--participation 0.5", OTHER,
+    (("secure-gram",), "--cohorts 3", ANY, lambda r: len(r["privacy"]["cohorts"]) >= 3),
+    (("fed-cfk",), "--participation 0.5", OTHER,
      lambda r: r["survivors"] == 3 and r["metrics"]["rows"] < 24),
-    (RATINGS, "--rounds 3", ANY, lambda r: len(r["history"]) == 3 and r["survivors"] == 6),
+    (("fed-cfk",), "--rounds 3", ANY, lambda r: len(r["history"]) == 3 and r["survivors"] == 6),
     (RATINGS, "--rating stars --min-rating 4", OTHER, lambda r: r["metrics"]["rows"] == 24),
     (("fed-cfk",), "--learner cf-komd --clients 3", ANY,
      lambda r: r["tuned"]["by"] == "held-out ratings"),
@@ -419,7 +399,6 @@ CASES: list[tuple[tuple[str, ...], str, bool | None, Callable[[Any], Any]]] = [
     (("hierarchical-svm",), "--partition vertical --group-sizes 2,4", ANY,
      lambda r: r["survivors"] == 9),
 ]  # fmt: skip
-OPTIMUM = 53.44856475815867  # of all rows, whoever holds them
 
 
 @pytest.mark.parametrize(
@@ -439,8 +418,8 @@ def test_options_of_the_data_take_effect(name, arguments, same, check, finished,
     if name == "secure-gram":
         assert metrics["max_abs_error"] == 0
     elif name == "hierarchical-svm":
-        if "-size 0" not in arguments:  # which has more rows to learn from
-            assert metrics["centralised_objective"] == pytest.approx(OPTIMUM, rel=1e-6)
+        found = finished(name).result["metrics"]["centralised_objective"]
+        assert metrics["centralised_objective"] == pytest.approx(found, rel=1e-6)
         assert abs(metrics["objective_gap"]) < 5e-3
     elif not arguments.endswith("-size 0"):
         near = {"fed-cg": 1e-6, "fdskl": 1e-2, "fed-cfk": 1e-9}[name]
@@ -477,26 +456,6 @@ def test_without_its_check_a_run_finds_the_same_and_says_how_to_ask_for_it(
     assert len(others) > 3
     expected = {k: checked.result["metrics"][k] for k in others}
     assert {k: found["metrics"][k] for k in others} == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "facts", "small"),
-    [
-        ("fdskl", {"rows": 2000}, True),
-        ("fdskl", {"rows": 2001}, False),
-        ("fed-cg", {"rows": [1000, 1001]}, False),
-        ("fed-cfk", {"users": 2000, "ratings": 9000}, True),
-        ("fed-cfk", {"users": 2001}, False),
-    ],
-)
-def test_a_check_is_made_by_itself_where_it_takes_no_time(
-    name: str, facts: dict[str, Any], small: bool
-) -> None:
-    own, prepared = family(name), SimpleNamespace(facts=lambda: facts)
-    assert own.checks_pooled(prepared, {"check_pooled": None}) == small
-    assert bool(own.unchecked(prepared, {})) != small
-    for asked in (True, False):
-        assert own.checks_pooled(prepared, {"check_pooled": asked}) == asked
 
 
 def test_the_table_is_shown_before_anything_is_drawn(
@@ -560,18 +519,6 @@ def test_what_cannot_be_predicted_is_one_line(name, finished, tables, commands):
         assert line.endswith(f"[FK-{code}]")
 
 
-def test_foreign_models_are_refused(tables, commands):
-    commands.result(*commands.small("hierarchical-svm"), "--rounds", "5")
-    names = json.loads(Path("here/scaling.json").read_text())["columns"]
-    tables.write("new.csv", {name: [float(k)] for k, name in enumerate(names)})
-    predict = ["predict", "--force", "here", "--data", "new.csv"]
-    commands.shown(*predict)
-    assert commands.complaint(*predict, "--client", "0").endswith("[FK-MODEL-CLIENT]")
-    config = Path("here/config.json")
-    config.write_text(config.read_text().replace("hierarchical-svm", "fdskl"))
-    assert commands.complaint(*predict).endswith("[FK-MODEL-OTHER]")
-
-
 # --- Recommendations ------------------------------------------------------------------------
 
 
@@ -600,15 +547,10 @@ def test_recommendations_for_users_of_a_file(stars, tables, commands):
         assert [r for r in rows if r["user"] == "1"] == [r for r in own if r["user"] == "1"]
 
 
-@pytest.fixture
-def rated(commands: Any, in_tmp: Path) -> set[str]:
-    """Run FedCFK on ratings of 3 and more; return the items of its kernel."""
-    commands.result(*commands.small("fed-cfk"), "--rating", "stars", "--min-rating", "3")
-    return {str(i + 1) for i in load_model(Path("here/model.npz"))[0]["items"].tolist()}
-
-
-def test_recommendations_for_a_single_user_who_rated_unknown_items(rated, tables, commands):
+def test_recommendations_for_a_single_user_who_rated_unknown_items(tables, commands):
     """Neither what the user rated, if badly, nor what is not in the kernel is recommended."""
+    commands.result(*commands.small("fed-cfk"), "--rating", "stars", "--min-rating", "3")
+    rated = {str(i + 1) for i in load_model(Path("here/model.npz"))[0]["items"].tolist()}
     assert {"1", "2"} < rated
     ratings = {"1": 5, "2": 1, "s3cret-a": 5, "s3cret-b": 1}
     lines = [f"{r},{i},x,s3cret-user,monday" for i, r in ratings.items()]
@@ -619,10 +561,6 @@ def test_recommendations_for_a_single_user_who_rated_unknown_items(rated, tables
     assert {row["user"] for row in rows} == {"s3cret-user"}
     assert {row["item"] for row in rows} == rated - {"1", "2"}
     assert [int(row["rank"]) for row in rows] == list(range(1, len(rows) + 1))
-
-
-@pytest.mark.usefixtures("rated")
-def test_ratings_to_predict_for_have_the_columns_of_the_run(commands):
     for content, code in (
         ("user,item,stars\n1,1,5\n", "FK-COLUMN-MISSING"), ("who,what\n1,1\n", "FK-COLUMN-MISSING"),
         ("who,what,stars\n", "FK-ROWS-NONE"), ("who,what,stars\n1,1,1\n", "FK-ITEMS-NONE"),

@@ -6,6 +6,7 @@ import json
 import re
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import pytest
 from refusals import refused, refuses
 
 from fedkern_flwr.fitted import FittedModel, load_model
-from fedkern_flwr.simulations.cli import run as run_command
 from fedkern_flwr.simulations.cli.export import command
 from fedkern_flwr.simulations.export.reader import outputs
 from fedkern_flwr.simulations.run.datasets import load_data
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp")
 PAGE = Path(__file__).resolve().parents[2] / "docs/export.md"
 TRUSTED = ["fedkern_flwr.simulations.export.scikit.ExportedModel"]
 IRIS, REAL = ["--data", "iris"], ["--encoding", "fixed-point", "--data", "iris"]
+Train = Callable[..., FittedModel]
 FEW = ["--users", "4", "--rounds", "8", "--C", "1"]
 ONLINE = ["--clients", "3", "--rounds", "16"]
 RUNS: dict[str, list[str]] = {
@@ -45,10 +46,15 @@ def _packages() -> None:
         pytest.importorskip(name)
 
 
-def trained(options: list[str], out: str = "run") -> FittedModel:
-    """Run a method; return its whole model."""
-    run_command.command.main([*options, "--out", out, "--quiet"], standalone_mode=False)
-    return load_model(out)
+@pytest.fixture
+def trained(commands: Any) -> Callable[..., FittedModel]:
+    """Return what runs a method; the whole model of a run."""
+
+    def train(options: list[str], out: str = "run") -> FittedModel:
+        commands.result(*options, out=out)
+        return load_model(out)
+
+    return train
 
 
 def export(*options: str) -> None:
@@ -73,7 +79,7 @@ def onnx_outputs(x: Any, file: str = "run/model.onnx") -> dict[str, Any]:
 
 @pytest.mark.promise("export-predicts")
 @pytest.mark.parametrize("name", RUNS)
-def test_all_formats_predict_what_the_model_predicts(name: str) -> None:
+def test_all_formats_predict_what_the_model_predicts(name: str, trained: Train) -> None:
     model, x = trained(RUNS[name]), rows(RUNS[name])
     for kind in ("onnx", "json", "skops"):
         export("--to", kind)
@@ -94,7 +100,9 @@ def test_all_formats_predict_what_the_model_predicts(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_gaps_and_classes_are_exported(text: bool, tables: Any, capsys: Any) -> None:
+def test_gaps_and_classes_are_exported(
+    text: bool, tables: Any, capsys: Any, trained: Train
+) -> None:
     """Columns of text are encoded elsewhere, and that is said."""
     rng = np.random.default_rng(3)
     age, dose = rng.normal(50.0, 9.0, 120), rng.lognormal(1.0, 0.8, 120)
@@ -114,7 +122,7 @@ def test_gaps_and_classes_are_exported(text: bool, tables: Any, capsys: Any) -> 
     assert np.abs(found["scores"] - model.outputs("t.csv")).max() < 1e-9
 
 
-def test_the_reader_of_the_page_predicts_as_the_model_does() -> None:
+def test_the_reader_of_the_page_predicts_as_the_model_does(trained: Train) -> None:
     if not PAGE.is_file():
         pytest.skip("no source tree here")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), flags=re.S)
@@ -132,7 +140,7 @@ def test_a_folder_that_is_not_there_is_named() -> None:
     refuses("FK-RUN-NONE", command.main, ["nope", "--to", "json"], standalone_mode=False)
 
 
-def test_one_client_of_an_online_method() -> None:
+def test_one_client_of_an_online_method(trained: Train) -> None:
     model = trained(RUNS["pof-mkl"])
     export("--client", "1")
     x = rows(RUNS["pof-mkl"])
@@ -143,7 +151,7 @@ def test_one_client_of_an_online_method() -> None:
 
 
 @pytest.mark.promise("export-private")
-def test_an_exported_model_is_for_this_user_alone_and_never_overwritten() -> None:
+def test_an_exported_model_is_for_this_user_alone_and_never_overwritten(trained: Train) -> None:
     trained(RUNS["fed-cg"])
     for kind in ("onnx", "json", "skops"):
         export("--to", kind)
@@ -153,10 +161,9 @@ def test_an_exported_model_is_for_this_user_alone_and_never_overwritten() -> Non
         export("--to", kind, "--force")
 
 
-def test_what_cannot_be_exported_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    trained(
-        ["secure-gram", "--kernel", "series", "--coefficients", "1", "--coefficients", "1", *REAL]
-    )
+def test_what_cannot_be_exported_is_one_line(monkeypatch: Any, trained: Train) -> None:
+    series = ["--kernel", "series", "--coefficients", "1", "--coefficients", "1"]
+    trained(["secure-gram", *series, *REAL])
     refuses("FK-EXPORT-KERNEL", export)
     trained(RUNS["fed-cg"], "other")
     for package in ("onnx", "skops"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from fedkern_flwr.simulations.cli import console
-from fedkern_flwr.simulations.cli.console import ProgressLines, Screen, course
+from fedkern_flwr.simulations.cli.console import Screen, course
 from fedkern_flwr.simulations.cli.main import app
 from fedkern_flwr.simulations.run.datasets import BUILTIN
 
@@ -60,7 +59,7 @@ def test_a_run_loads_its_own_family_and_little_else(in_tmp: Path) -> None:
 
 
 @pytest.mark.parametrize(("command", "more"), [
-    ("fed-cg", {"scipy.special"}), ("hierarchical-svm --users 4 --C 1 --rounds 2", {"scipy"}),
+    ("fed-cg", {"scipy.special"}),
     *(pytest.param(*row, marks=pytest.mark.long) for row in (
         ("fdskl", {"scipy.optimize", "scipy.special"}),
         ("secure-gram --encoding fixed-point --learner ridge", {"scipy.linalg"}),
@@ -177,28 +176,6 @@ def test_a_log_file_gets_a_line_a_minute(clock: list[float], capsys: Any) -> Non
         assert capsys.readouterr().err == said
 
 
-def test_a_log_file_says_once_what_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
-    said: list[str] = []
-    lines = ProgressLines(said.append, soon=0.2)
-    for update, wait in (
-        (("FDSKL", 1, 2), 0.0),
-        (("training", 3, 12), 0.5),
-        (("FDSKL, draw 2", 0, 2), 0.0),
-        (("training", 4, 12), 0.5),
-        (("FDSKL, draw 2: judging", 0, 0), 0.5),
-        (("choosing", 0, 0), 0.0),
-    ):
-        (lines.update if "FDSKL" in update[0] else lines.work)(*update)
-        time.sleep(wait)
-    lines.close()
-    with Screen().status("drawing"):
-        pass
-    with Screen().status("reading"):
-        time.sleep(2.5)
-    assert said == ["FDSKL (1 of 2): training, 3 of 12", "FDSKL, draw 2: judging"]
-    assert capsys.readouterr().err == "reading\n"
-
-
 def test_a_terminal_shows_the_error_and_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     file, screen = StringIO(), Screen()
     monkeypatch.setattr(screen, "console", Console(file=file, force_terminal=True, width=120))
@@ -208,12 +185,6 @@ def test_a_terminal_shows_the_error_and_that_work_goes_on(monkeypatch: pytest.Mo
             bar.watch({"round": 1, "mse": error})
         bar.watch({"accuracy": 1.0})
     assert "█▄▁ 0.001" in file.getvalue()
-    with screen.progress() as bar:
-        for step in (("draw 1", 3, 3), ("draw 1: training", 0, 0), ("draw 2", 0, 3)):
-            bar.update(*step)
-    shown = file.getvalue()
-    assert shown.rindex("draw 1: training") < shown.rindex("0/3")
-    assert "0:00:00" in shown
     with screen.progress() as bar:
         bar.update("draw 1", 1, 2)
         bar.work("training on 120 rows", 3, 12)

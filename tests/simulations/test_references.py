@@ -35,10 +35,9 @@ from fedkern_flwr.simulations.lab.references.tables import (
     svc,
 )
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, versions
-from fedkern_flwr.simulations.methods.hybrid import ATTACKS, HybridData, HybridSettings
-from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
-from fedkern_flwr.simulations.methods.references import ALONE, summarise_reference
-from fedkern_flwr.simulations.methods.registry import METHODS, family_with
+from fedkern_flwr.simulations.methods.hybrid import HybridData, HybridSettings
+from fedkern_flwr.simulations.methods.references import ALONE
+from fedkern_flwr.simulations.methods.registry import family_with
 from fedkern_flwr.simulations.methods.vertical import VerticalData, VerticalSettings
 from fedkern_flwr.solvers.losses import loss_derivatives
 from fedkern_flwr.strategies import FDSKL
@@ -77,36 +76,6 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 # -- beside strategies
-
-
-def test_references_run_beside_strategies_on_the_data_of_each_draw(monkeypatch):
-    """Draws that an entry has are not run again; costs are nothing."""
-    monkeypatch.setattr(Streams, "pooled", lambda self, seed: np.full(3, float(seed)))
-
-    def mean_label(pooled: Any, *, seed: int, progress: Any, shift: float = 0.0) -> Any:
-        progress(1, 2)
-        return {"mse": float(pooled.mean() + shift)}, [{"round": 1, "mse": float(seed)}]
-
-    prepared = prepare(DataSettings("iris", clients=3, rounds=4))
-    pooled = Entry("mean", "mean-label", {"shift": 0.5}, reference=mean_label)
-    both, said = [pooled, Entry("OFSKL", "ofskl")], []
-    measured: list[str] = []
-    more: dict[str, Any] = {"engine": "in-process", "seed": 5}
-    more["progress"] = lambda *what: said.append(what)
-    more["measure"] = lambda strategy: measured.append(strategy.method) or {}
-    for runs in (1, 3):
-        run_entries(both, prepared, runs=runs, **more)
-    assert [result["metrics"] for result in pooled.results] == [{"mse": k + 5.5} for k in range(3)]
-    assert [result["history"][0]["mse"] for result in pooled.results] == [5.0, 6.0, 7.0]
-    first = pooled.results[0]
-    assert (first["exchanges"], first["bytes_up"], first["bytes_down"]) == (0, 0, 0)
-    assert "pooled" in first["privacy"]["server_sees"][0]
-    assert {*first, "run", "seconds_by_part"} == {*both[1].results[0]}
-    assert measured == ["ofskl"] * 3
-    assert ("mean, draw 2 of 3", 1, 2) in said
-    summary = summarise_reference(pooled)
-    assert (summary["metrics"], summary["history"]) == ({"mse": 6.5}, [{"round": 1, "mse": 6.0}])
-    assert not TABLES.keys() & METHODS.keys()  # nor are they methods of the command line
 
 
 def test_differences_are_paired_by_draw_and_reversals_are_told() -> None:
@@ -185,14 +154,6 @@ def test_the_papers_protocols_of_fedcg_have_its_landmarks_start_and_iterates(sam
     assert papers[1]["bytes_up"] == 8 * 398 * (3 * 20 + 1)  # three blocks of 398 rows, and labels
 
 
-def test_distances_from_the_naive_protocols_kernel() -> None:
-    options = {"landmarks": 6, "sampling": "P"}
-    (found,) = hybrid_runs(Entry("P", "fed-cg-distances", options), data="iris")
-    assert found["metrics"].keys() == {f"reconstruction_{name}" for name in ATTACKS}
-    assert found["metrics"]["reconstruction_trilateration"] < 1e-12  # more landmarks than columns
-    assert found["metrics"]["reconstruction_rank-alternation"] > 0.1
-
-
 # -- of scikit-learn
 
 
@@ -201,7 +162,7 @@ LEARN = [
     ("breast_cancer", linear, {"regularization": 1e-3}, 0.93),
     ("breast_cancer", boosting, {}, 0.92), ("breast_cancer", dsg, QUICK_DSG, 0.93),
     ("iris", svc, {}, 0.85), ("iris", dsg, {**QUICK_DSG, "gamma": 4.0}, 0.85),
-    ("diabetes", svc, {}, 0.0), ("diabetes", linear, {}, 0.0), ("diabetes", boosting, {}, 0.0),
+    ("diabetes", linear, {}, 0.0), ("diabetes", boosting, {}, 0.0),
     ("diabetes", dsg, {"rounds": 600, "gamma": 0.1}, 0.0),
 ]  # fmt: skip
 
@@ -221,21 +182,14 @@ def test_references_learn_and_their_seed_decides(name, reference, options, least
     else:  # in units of the label
         plain = data.label_unit * np.sqrt(((data.y_test - data.y.mean()) ** 2).mean())
         assert 40.0 < metrics["test_rmse"] == last < 0.92 * plain
-    assert reference(data, **GIVEN, **options)[1][-1]["test_error"] == last
+    if reference in (kernel_ridge, dsg):  # which draw
+        assert reference(data, **GIVEN, **options)[1][-1]["test_error"] == last
     assert history[-1]["seconds"] > 0.0
-    if reference is svc and least:  # what is given is not tuned
+    if reference is svc:  # what is given is not tuned
         own = SVC(C=2.0, gamma=0.3).fit(data.x, data.y).score(data.x_test, data.y_test)
-        steps: list[Any] = []
-        more: Any = {"seed": 0, "progress": lambda *done: steps.append(done)}
-        given, _ = svc(data, C=2.0, gamma=0.3, **more)
-        assert (given["C"], given["gamma"], given["tuning_seconds"]) == (2.0, 0.3, 0.0)
-        assert given["test_accuracy"] == pytest.approx(own)
-        assert steps == [(2, 2)]
+        given, _ = svc(data, C=2.0, gamma=0.3, **GIVEN)
+        assert (given["test_accuracy"], given["tuning_seconds"]) == (pytest.approx(own), 0.0)
         assert metrics["tuning_seconds"] > 0.0
-
-
-def test_a_step_that_is_too_large_is_told() -> None:
-    refuses("FK-RUN-DIVERGED", dsg, split("wine"), **GIVEN, step=1e4, rounds=600)
 
 
 @pytest.mark.parametrize("name", TABLES)

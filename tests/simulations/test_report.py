@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 from hypothesis import given
@@ -34,10 +33,9 @@ from fedkern_flwr.simulations.lab.findings import (
     count_misses,
     paper_figures,
 )
-from fedkern_flwr.simulations.lab.presets import PAPERS, preset
+from fedkern_flwr.simulations.lab.presets import preset
 from fedkern_flwr.simulations.lab.topologies import direct_seconds, relayed_seconds
 from fedkern_flwr.simulations.run import drawing
-from fedkern_flwr.simulations.run.drawing import assign_styles
 from fedkern_flwr.simulations.run.entries import Entry
 from fedkern_flwr.simulations.run.plots import (
     plot_average_regret,
@@ -137,51 +135,6 @@ def test_hostile_text_is_escaped_everywhere(tmp_path: Path) -> None:
     assert reader.text.count(EVIL) == 3 + 3 + 5 + 1 + 3 + 2
     assert reader.all("img")[0]["alt"] == EVIL
     assert "a?b" in write(tmp_path, TextBlock("", ["a\ud800b"]))  # no valid Unicode
-
-
-def test_figures_are_embedded_with_size_and_number_and_facts_by_name(tmp_path: Path) -> None:
-    image = png(tmp_path / "f.png")
-    facts = FactsBlock("Versions", {"flwr": "1.42.0", "numpy": "2.3.1"})
-    page = write(tmp_path, FigureBlock("One", image), FigureBlock("Two", image), facts)
-    reader = read(page)
-    first, second = reader.all("img")
-    assert first["src"] == second["src"]
-    assert base64.b64decode((first["src"] or "").split(",")[1]) == image.read_bytes()
-    assert (first["width"], first["height"], first["alt"]) == ("3", "2", "One")
-    assert "Figure 2. Two" in reader.text
-    assert "<dt>flwr</dt><dd>1.42.0</dd>\n<dt>numpy</dt><dd>2.3.1</dd>" in page
-
-
-def test_a_bar_is_as_wide_as_its_seconds_and_says_them(tmp_path: Path) -> None:
-    parts = [("reading", "#56b4e9", 1.0), ("training", "#e69f00", 3.0), ("plots", "#cc79a7", 0.0)]
-    page = write(tmp_path, BarBlock("Time", parts))
-    assert re.findall(r"background:(#\w+);flex-grow:(\d+)", page) == [
-        ("#56b4e9", "250"),
-        ("#e69f00", "750"),
-    ]
-    text = read(page).text
-    for name, seconds, share in (("reading", 1, 25), ("training", 3, 75), ("plots", 0, 0)):
-        assert f"{name} {seconds}.00 s ({share}%)" in text
-    assert "Figure 1. Time: 4.0 s" in text
-
-
-def test_columns_of_numbers_are_aligned_to_the_right(tmp_path: Path) -> None:
-    columns = ["Method", "MSE", "Bytes", "Note", "Gaps"]
-    rows = [
-        ["POF-MKL", "31.0 ± 0.7", "2.10 MB", "3 kernels", "n/a"],
-        ["eM-KOFL", "3.4·10⁹", "52 kB", "diverges", "–"],
-        ["PerFedAvg", "−0.0121", "1,234,567", "", "1e-3"],
-        ["local", "nan", "95%", "7", ""],
-    ]
-    page = write(tmp_path, TableBlock("Results", columns, rows, frozenset({(2, 1)})))
-    heads = [head for head in read(page).all("th") if head["scope"] == "col"]
-    assert [head.get("class") for head in heads] == [None, "num", "num", None, "num"]
-    assert page.count('<th scope="row" class="short">') == 4
-    assert '<td class="num"><strong>−0.0121</strong></td>' in page
-    assert page.count("<strong>") == 1
-    for cells in ([], ["", "n/a"], ["1", "two"], ["3 kernels"], ["1.2.3"]):
-        other = write(tmp_path, TableBlock("", ["Name", "x"], [["a", cell] for cell in cells]))
-        assert 'class="num"' not in other
 
 
 def test_what_cannot_be_shown_is_refused(tmp_path: Path) -> None:
@@ -294,25 +247,6 @@ def test_a_miss_is_better_or_worse_in_the_direction_of_its_column_or_missing() -
     assert lacks.cells()[3:] == ["-", "-", "0.96", "-", "missing"]
 
 
-def test_every_figure_of_a_paper_can_be_compared_draw_by_draw(monkeypatch):
-    monkeypatch.setenv("FEDKERN_DATA", "somewhere")
-    monkeypatch.setattr("pathlib.Path.is_file", lambda self: True)
-    told = [
-        (section, column, own)
-        for name in PAPERS
-        for section in preset(name).sections
-        for figures in section.paper.values()
-        for column, own in figures.items()
-    ]
-    for section, column, own in told:
-        assert section.family.columns[column].values is not None
-        assert column in section.columns
-        assert set(own) <= {label for label, _, _ in section.entries}
-    assert sum(len(own) for *_, own in told) > 150
-    air: Any = preset("pof-mkl-table1").data["Air"]  # as the paper describes it
-    assert (air.clients, air.rounds) == (240, 500)
-
-
 def test_what_gives_rows_away_is_in_red_in_the_terminal_and_the_report(
     in_tmp: Path, commands: Any, tables: Any, table: dict[str, Any]
 ) -> None:
@@ -374,150 +308,86 @@ def regret(slope: float, start: float = 0.5, n: int = 300) -> list[tuple[int, fl
     return [(t, slope * t + start * math.sqrt(t)) for t in range(1, n + 1)]
 
 
-def test_names_have_distinct_looks_which_hold_in_every_figure(tmp_path, drawn):
-    styles = assign_styles(["a", "b", "a", *(f"m{i}" for i in range(12))])
-    assert list(styles)[:3] == ["a", "b", "m0"]
-    assert len({(s.colour, s.dash) for s in styles.values()}) == len(styles) == 14
-    eleven = [*styles.values()][:11]  # as many methods as the demo has
-    assert len({s.colour for s in eleven}) == len({s.marker for s in eleven}) == 11
-    assert len({s.dash for s in eleven}) == 2
-    before, styles = dict(mpl.rcParams), assign_styles(["a", "b"])
-    plot_average_regret({"b": regret(0.1)}, tmp_path / "r", title="", styles=styles)
-    bars = {"b": (0.1, 0.0), "new": (0.1, 0.0)}
-    plot_mse_bars(bars, tmp_path / "m", title="", styles=styles)
-    line = drawn[0].axes[0].lines[0]
-    found = [mpl.colors.to_hex(bar.get_facecolor()).upper() for bar in drawn[1].axes[0].patches]
-    assert line.get_color() == found[0] == styles["b"].colour
-    assert found[1] not in {style.colour for style in styles.values()}
-    assert dict(mpl.rcParams) == before  # nothing is changed for others
+SWEEP = partial(plot_sweep, xlabel="x", ylabel="y (s)")
+BOXES = partial(plot_error_boxes, xlabel="e")
 
 
-@pytest.mark.parametrize("name", ["fig", "fig.png", "fig.svg", "v1.2"])
-def test_png_and_svg_lie_next_to_each_other(tmp_path: Path, name: str) -> None:
-    assert_valid(plot_mse_bars(PAPER, tmp_path / "new" / name, title="Error"))
-    stem = "v1.2" if name == "v1.2" else "fig"  # its dot is no suffix
-    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [f"{stem}.png", f"{stem}.svg"]
+def panels(own: Any, path: Path, title: str) -> Path:
+    return plot_error_panels({"": own}, path, ylabel="test error (%)")
 
 
-@pytest.mark.parametrize(("classes", "colours"), [(0, 1), (3, 3), (8, 1)])
-def test_rows_of_a_node_are_drawn_by_class(tmp_path, drawn, classes, colours):
-    """Where there are at most seven."""
-    labels = np.arange(24.0) % classes if classes else None
-    points = np.random.default_rng(0).random((24, 2))
-    assert_valid(plot_scatter(tmp_path / "rows", points, labels), svg=False)
-    (axes,) = drawn[0].axes
-    assert len(axes.collections) == colours
-    assert (axes.get_legend() is not None) == (colours > 1)
+POINTS = [(0.5, 2.0, 0.1), (0.1, 1.0, math.nan), (0.9, math.nan, 0.1), (math.inf, 1.0, 0.0)]
+SQUARES = [(x, x**2, 2 * x**2) for x in (1.0, 10.0, 100.0)]
+#: A plot, what it draws, the scales of its axes, and words of its figure that are no ticks.
+DRAWN: list[tuple[Any, dict[str, Any], str, list[str]]] = [
+    (plot_average_regret, {"a": regret(0.01), "b": regret(0.1)}, "log log", []),
+    (plot_average_regret,
+     {"_good": regret(0.1), "fair": regret(0.2), "eM-KOFL": regret(3.4e6)}, "log log",
+     ["_good", "fair", "eM-KOFL (off scale: 3.4·10⁶)"]),
+    (plot_average_regret, {"a": regret(-0.01, 0.05), "b": regret(0.1, 50.0)}, "log symlog", []),
+    (plot_average_regret, {"a": [(0, 0.0), (1, math.nan), (2, math.inf)], "b": []},
+     "linear linear", []),
+    (plot_mse_bars, PAPER, "log linear", ["31.0 ± 0.7", "101.7 ± 1.2", "3.4·10⁹", "5.4 ± 0.8"]),
+    (plot_mse_bars,
+     {"ok": (0.02, math.nan), "nan": (math.nan, math.nan), "none": None, "pair": (None, None),
+      "inf": (math.inf, math.nan), "zero": (0.0, 0.0)}, "linear linear",
+     ["20.0", "n/a", "n/a", "n/a", "∞", "0"]),
+    (plot_mse_bars, {"a": (1e300, 1e300), "b": (1e-300, 1.0)}, "log linear", []),
+    (plot_bytes, {"a": (2_100_000, 52_000_000)}, "linear linear", ["2.10", "52.0"]),
+    (plot_bytes, {"a": (10**3, 10**9), "b": (0, 0)}, "log linear", []),
+    (SWEEP, {"a": POINTS, "b": []}, "linear linear", ["b (n/a)"]),
+    (SWEEP, {"a": SQUARES}, "log log", []),
+    (panels, {"curve": [(2.0, 0.2, 0.01), (1.0, 0.4, 0.02), (4.0, math.nan, 0.0)],
+              "point": [(3.0, 0.25, 0.05)], "nothing": [(1.0, math.nan, 0.0)]},
+     "linear linear", ["curve", "point", "nothing (n/a)"]),
+    (panels, {"a": [(0.0, 50.0, 60.0), (1.0, 2.0, 3.0)], "b": [(40.0, 3.0, 0.0)]}, "log log", []),
+    (BOXES, {"a": [1e-9], "b": [1e9], "c": [math.nan], "d": []}, "", ["n/a"]),
+    *((plot, {}, "", []) for plot in (plot_average_regret, plot_mse_bars, SWEEP, panels, BOXES)),
+    *((plot, dict.fromkeys(HOSTILE, values), "", []) for plot, values in (
+        (plot_average_regret, regret(0.1)), (plot_mse_bars, (0.1, 0.01)), (plot_bytes, (10, 20)),
+        (BOXES, [1.0, 2.0]))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("scale", "curves"), [
-    ("log", {"a": regret(0.01), "b": regret(0.1)}),
-    ("log", {"a": regret(0.1), "b": regret(0.2), "c": [(1, 1e300), (2, 1e308)]}),
-    ("symlog", {"a": regret(-0.01, 0.05), "b": regret(0.1, 50.0)}),
-    *(("linear", curves) for curves in (
-        {"a": regret(-0.05, -0.1), "b": regret(0.1)}, {"zero": [(1, 0.0), (2, 0.0)]},
-        {"one point": [(1, 0.5)]}, {"a": [(0, 0.0), (1, math.nan), (2, math.inf)], "b": []}, {},
-    )),
-])  # fmt: skip
-def test_average_regret_of_every_sign(tmp_path, drawn, curves, scale):
-    assert_valid(plot_average_regret(curves, tmp_path / "r", title="Regret"))
+@pytest.mark.parametrize(("plot", "values", "scales", "words"), DRAWN)
+def test_odd_numbers_and_names_are_drawn(plot, values, scales, words, tmp_path, drawn):
+    """Names as they are; what diverges leaves the others readable."""
+    assert_valid(plot(values, tmp_path / "new" / "v1.2", title="$_{"))
     axes = drawn[0].axes[0]
-    assert axes.get_yscale() == scale
-    assert ("linear within ±" in axes.get_ylabel()) == (scale == "symlog")
+    assert scales in ("", f"{axes.get_xscale()} {axes.get_yscale()}")
+    told = texts(drawn[0])
+    assert told[len(told) - len(words) :] == words or told[: len(words)] == words, told
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["v1.2.png", "v1.2.svg"]
 
 
-def test_average_regret_divides_by_the_samples_and_is_thinned(tmp_path, drawn):
+def test_points_are_those_of_the_numbers(tmp_path, drawn, monkeypatch):
+    """Regret is divided by the samples and thinned; boxes span quartiles and show every run."""
     plot_average_regret({"_a": [(40, 2.0), (10, 3.0)]}, tmp_path / "r", title="")
-    assert lines(drawn[0])[0] == [[10.0, 0.3], [40.0, 0.05]]
     plot_average_regret({"a": regret(0.1, n=20_000)}, tmp_path / "r", title="")
+    SWEEP({"a": POINTS}, tmp_path / "s", title="")
+    panels({"a": [(2.0, 0.2, 0.01), (1.0, 0.4, 0.02)]}, tmp_path / "t", "")
+    assert lines(drawn[0])[0] == [[10.0, 0.3], [40.0, 0.05]]
     x = [point[0] for point in lines(drawn[1])[0]]
-    assert (x[0], x[-1]) == (1, 20_000)
-    assert len(x) <= 400
-    curves = {"_good": regret(0.1), "fair": regret(0.2), "eM-KOFL": regret(3.4e6)}
-    assert_valid(plot_average_regret(curves, tmp_path / "r", title=""))
-    assert drawn[2].axes[0].get_ylim()[1] < 1.5  # one that diverges leaves the others readable
-    assert texts(drawn[2])[-3:] == ["_good", "fair", "eM-KOFL (off scale: 3.4·10⁶)"]
-
-
-def test_bars_print_thousandths_and_switch_to_a_log_scale(tmp_path, drawn):
-    assert_valid(plot_mse_bars(PAPER, tmp_path / "all", title=""))
-    tame = {name: value for name, value in PAPER.items() if name != "eM-KOFL"}
-    assert_valid(plot_mse_bars(tame, tmp_path / "tame", title=""))
-    assert [figure.axes[0].get_xscale() for figure in drawn] == ["log", "linear"]
-    assert texts(drawn[0]) == ["31.0 ± 0.7", "101.7 ± 1.2", "3.4·10⁹", "5.4 ± 0.8"]
-    assert "log scale" in drawn[0].axes[0].get_xlabel()
-    odd: dict[str, Any] = {"ok": (0.02, math.nan), "nan": (math.nan, math.nan), "none": None}
-    odd |= {"pair": (None, None), "inf": (math.inf, math.nan), "zero": (0.0, 0.0)}
-    assert_valid(plot_mse_bars(odd, tmp_path / "m", title=""))
-    assert texts(drawn[2]) == ["20.0", "n/a", "n/a", "n/a", "∞", "0"]
-    assert len(drawn[2].axes[0].patches) == 1
-    for extreme in ({}, {"a": (1e300, 1e300), "b": (1e-300, 1.0)}, {"a": (1e-3, 5.0)}):
-        assert_valid(plot_mse_bars(extreme, tmp_path / "m", title=""))
-
-
-def test_bytes_are_shown_in_megabytes(tmp_path, drawn, monkeypatch):
-    every = ({"a": (2_100_000, 52_000_000)}, {"a": (10**3, 10**9), "b": (0, 0)}, {"0": (0, 0)}, {})
-    for bars in every:
-        assert_valid(plot_bytes(bars, tmp_path / "b", title=""))
-    assert texts(drawn[0])[:2] == ["2.10", "52.0"]
-    assert [figure.axes[0].get_xscale() for figure in drawn] == ["linear", "log"] + 2 * ["linear"]
+    assert (x[0], x[-1], len(x) <= 400) == (1, 20_000, True)
+    assert lines(drawn[2])[0] == [[0.1, 1.0], [0.5, 2.0]]
+    assert [[1.0, 0.4], [2.0, 0.2]] in lines(drawn[3])
+    errors = [1.0, 2.0, 3.0, 4.0, 50.0]
+    BOXES({"a": errors, "b": [2.0, math.nan]}, tmp_path / "b", title="")
+    (axes,) = drawn[4].axes
+    assert (axes.patches[0].get_x(), axes.patches[0].get_width()) == (2.0, 2.0)
+    whiskers = [list(line.get_xdata()) for line in axes.lines[:4]]
+    assert whiskers == [[1.0, 2.0], [4.0, 4.0], [3.0, 3.0], errors]
+    for classes, colours in ((0, 1), (3, 3), (8, 1)):  # at most seven have colours
+        labels = np.arange(24.0) % classes if classes else None
+        plot_scatter(tmp_path / "rows", np.random.default_rng(0).random((24, 2)), labels)
+        (axes,) = drawn[-1].axes
+        assert (len(axes.collections), axes.get_legend() is not None) == (colours, colours > 1)
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
     refuses("FK-PACKAGE-MISSING", plot_bytes, {"a": (1, 2)}, tmp_path / "b", title="")
 
 
-def test_sweeps_sort_skip_what_is_not_finite_and_use_log_axes_for_wide_ranges(tmp_path, drawn):
-    points = [(0.5, 2.0, 0.1), (0.1, 1.0, math.nan), (0.9, math.nan, 0.1), (math.inf, 1.0, 0.0)]
-    wide = {"a": [(x, x**2, 2 * x**2) for x in (1.0, 10.0, 100.0)]}
-    for curves in ({"a": points, "b": []}, wide, {}):
-        assert_valid(plot_sweep(curves, tmp_path / "s", title="", xlabel="x", ylabel="y (s)"))
-    assert lines(drawn[0])[0] == [[0.1, 1.0], [0.5, 2.0]]
-    assert "b (n/a)" in texts(drawn[0])
-    axes = drawn[1].axes[0]
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    assert axes.get_ylim()[0] == 0.5
-    assert axes.get_ylabel() == "y (s)"
-
-
-@pytest.mark.parametrize(("plot", "values"), [
-    (plot_average_regret, regret(0.1)), (plot_mse_bars, (0.1, 0.01)), (plot_bytes, (10, 20)),
-    (partial(plot_error_boxes, xlabel="e"), [1.0, 2.0]),
-])  # fmt: skip
-def test_hostile_names_are_drawn_as_they_are(tmp_path, plot, values):
-    assert_valid(plot(dict.fromkeys(HOSTILE, values), tmp_path / "h", title="$_{"))
-
-
 # -- test errors
-
-
-def test_curves_and_single_points_are_drawn_over_time(tmp_path: Path, drawn: list[Figure]) -> None:
-    curves = {
-        "curve": [(2.0, 0.2, 0.01), (1.0, 0.4, 0.02), (4.0, math.nan, 0.0)],
-        "point": [(3.0, 0.25, 0.05)],
-        "nothing": [(1.0, math.nan, 0.0)],
-    }
-    wide = {"a": [(0.0, 50.0, 60.0), (1.0, 2.0, 3.0)], "b": [(40.0, 3.0, 0.0)]}
-    for own in (curves, wide, {}, {"a": []}, {"a": [(1.0, 0.0, 0.0)]}):
-        assert_valid(plot_error_panels({"": own}, tmp_path / "t", ylabel="test error (%)"))
-    assert [[1.0, 0.4], [2.0, 0.2]] in lines(drawn[0])
-    assert [[3.0, 0.25]] in lines(drawn[0])
-    scales = [(f.axes[0].get_xscale(), f.axes[0].get_yscale()) for f in drawn[:2]]
-    assert scales == [("linear", "linear"), ("log", "log")]
-    assert texts(drawn[0])[-3:] == ["curve", "point", "nothing (n/a)"]
-    assert drawn[1].axes[0].get_ylim()[0] == pytest.approx(2.0 / 1.3)
-
-
-def test_boxes_span_quartiles_and_show_every_run(tmp_path: Path, drawn: list[Figure]) -> None:
-    errors = {"a": [1.0, 2.0, 3.0, 4.0, 50.0], "b": [2.0, math.nan], "c": [math.nan]}
-    for own in (errors, {}, {"a": []}, {"a": [0.0, 0.0]}, {"a": [1e-9], "b": [1e9]}):
-        assert_valid(plot_error_boxes(own, tmp_path / "b", title="", xlabel="test error (%)"))
-    (axes,) = drawn[0].axes
-    box = axes.patches[0]
-    assert (box.get_x(), box.get_width()) == (2.0, 2.0)
-    whiskers = [list(line.get_xdata()) for line in axes.lines[:3]]
-    assert whiskers == [[1.0, 2.0], [4.0, 4.0], [3.0, 3.0]]
-    assert list(axes.lines[3].get_xdata()) == errors["a"]
-    assert "n/a" in texts(drawn[0])
 
 
 def test_classes_are_compared_by_their_share_of_errors(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -552,12 +422,6 @@ FORMS = ("star", "ring", "tree", "two trees", "masked star")
 def test_times_are_those_counted_by_hand(parties: int) -> None:
     for found, seconds in zip((direct_seconds, relayed_seconds), BY_HAND[parties], strict=True):
         assert found(parties, 1e6) == pytest.approx(dict(zip(FORMS, seconds, strict=False)))
-
-
-@given(st.integers(4, 200), st.floats(1e5, 1e9))
-def test_the_tree_wins_with_long_vectors_between_parties(q: int, size: float) -> None:
-    found = direct_seconds(q, size)
-    assert found["tree"] < min(found["star"], found["ring"])
 
 
 @given(st.integers(3, 200), st.sampled_from([12.0, 4096.0, 1e6]))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ from fedkern_flwr.simulations.warm_node.start import NO_THREADS, node_command
 #: A node whose SuperNode and tasks are made up: tasks are numbered from 100, of run 7.
 NODE = """
 import os, signal, sys, time
+os.setsid()
+for stream in (1, 2):
+    os.dup2(os.open({out!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
 from fedkern_flwr.simulations.warm_node import supervisor
 from fedkern_flwr.simulations.warm_node.start import NodeSettings
 
@@ -56,6 +60,9 @@ print("when", "node", os.getpid(), flush=True)
 sys.exit(supervisor.WarmNode(settings).run())
 """
 SLEEP = "time.sleep(600)"
+#: Nodes are forked from a process that has loaded what they need.
+FORKS = get_context("forkserver")
+FORKS.set_forkserver_preload(["fedkern_flwr.clients", supervisor.__name__, "flwr.supercore.exit"])
 
 
 class Started:
@@ -66,11 +73,18 @@ class Started:
         self.config.write_text(f'partition-id = 0\nstate-dir = "{path}"\n')
         known = {"supernode": SLEEP, "tasks": [], "work": "pass", "log": "text", "more": ""}
         known |= {"processes": 1, "seconds": 60.0, "gigabytes": 4.0, "config": str(self.config)}
-        with self.log.open("w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", NODE.format(**{**known, **given})],
-                env={**os.environ, **NO_THREADS}, stdout=out, stderr=out, start_new_session=True,
-            )  # fmt: skip
+        self.log.touch()
+        program = NODE.format(out=str(self.log), **{**known, **given})
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in NO_THREADS.items():
+                patch.setenv(name, value)
+            self.process = FORKS.Process(target=exec, args=(program, {}))
+            self.process.start()
+
+    def end(self) -> int | None:
+        """Wait for its end; return its exit code."""
+        self.process.join(20)
+        return self.process.exitcode
 
     @property
     def lines(self) -> list[str]:
@@ -113,26 +127,35 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     yield begin
     for node in nodes:
         node.process.kill()
-        node.process.wait(20)
+        node.end()
 
 
 BAD = {
-    "killed": "os.kill(os.getpid(), 9)", "slow": "time.sleep(30)", "big": "bytearray(10**9)",
+    "killed": "os.kill(os.getpid(), 9)", "left": "os._exit(3)", "slow": "time.sleep(30)",
+    "big": "bytearray(10**9)",
     "stuck": "(signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]), time.sleep(600))",
-    "flood": "[os.write(1, b'x' * 65536) for _ in range(200)]",
+    "flood": "[os.write(1, b'x' * 65536) for _ in range(50)]",
     "shut": "(os.close(1), os.close(2), time.sleep(1), os._exit(0))",
     "leave": "__import__('subprocess').Popen(['sleep', '1'])",
 }  # fmt: skip
 
 
+#: A SuperNode that says what it hears; the keeper says which tasks have ended without a reply.
+HEARS = "[print('heard', line.strip(), flush=True) for line in open(0)]"
+
+
 @pytest.mark.promise("warm-stuck-killed")
 def test_every_message_has_a_process_whatever_the_one_before_did(start):
-    """It draws secrets of its own, and has so much time and memory. Orphans go to the node."""
+    """It draws secrets of its own, and has so much time and memory. Orphans go to the node.
+
+    The SuperNode hears at once what ended without a reply: what the server reads has a code, and
+    nothing that a client has printed.
+    """
     drawn = "secrets.token_hex(8), numpy.random.default_rng().integers(2**62), random.random()"
     work = f"import secrets, numpy, random; print('drawn', {drawn}, flush=True)\n"
     work += "".join(f"if token == {token!r}: {act}\n" for token, act in BAD.items())
     reaper = "import ctypes; ctypes.CDLL(None).prctl(36, 1)  # gets orphans"
-    given = {"work": work, "more": reaper, "seconds": 2.0, "gigabytes": 0.5}
+    given = {"work": work, "more": reaper, "seconds": 2.0, "gigabytes": 0.5, "supernode": HEARS}
     node = start(tasks=["a", *BAD, "b"], **given)
     node.wait_for("answered b")
     assert node.count("--isolation process --host 127.0.0.1 --port 9 --superexec") == 1
@@ -141,30 +164,20 @@ def test_every_message_has_a_process_whatever_the_one_before_did(start):
     assert [t for k, t in enumerate(done) if done[k - 1 : k] != [t]] == ["a", *BAD, "b"]
     assert len(set(node.pids("answering"))) == len(BAD) + 2
     assert node.count("a message of run 7 was ended by signal 9") == 2  # killed and stuck
-    assert node.count("[FK-NODE-SECONDS]") == 1
+    assert node.count("TooLong: ") == 1
     assert node.count("MemoryError") == 1
+    heard = dict(line.split(" ", 3)[2:] for line in node.lines if " heard " in line)
+    assert all(text.startswith("[fedkern] EngineError: ") for text in heard.values())
+    numbers = dict(zip(BAD, map(str, range(101, 999)), strict=False))
+    ends = {name: heard[numbers[name]].rpartition("ended")[2] for name in ("killed", "left")}
+    told = {"killed": " by signal 9", "left": " with exit code 3"}
+    assert ends == {name: f"{how} [FK-NODE-ENDED]" for name, how in told.items()}
+    assert heard[numbers["stuck"]].endswith("[FK-NODE-SECONDS]")
+    assert heard.keys() <= {*numbers.values()}  # what was answered is not among them
     for kind in zip(*(x.split()[2:] for x in node.lines if " drawn " in x), strict=True):
         assert len(set(kind)) == len(kind) >= len(BAD)
     time.sleep(1.5)
-    assert node.process.poll() is None
-
-
-#: A SuperNode that says what it hears; the keeper says which tasks have ended without a reply.
-HEARS = "[print('heard', line.strip(), flush=True) for line in open(0)]"
-
-
-def test_the_supernode_hears_at_once_what_ended_without_a_reply(start) -> None:
-    """What the server reads has a code, and nothing that a client has printed."""
-    acts = {"killed": BAD["killed"], "left": "os._exit(3)", "stuck": BAD["stuck"], "fine": "pass"}
-    work = "".join(f"if token == {token!r}: {act}\n" for token, act in acts.items())
-    node = start(tasks=list(acts), work=work, seconds=2.0, supernode=HEARS)
-    node.wait_for("answered fine")
-    heard = [line.split(" ", 2)[2] for line in node.lines if " heard " in line]
-    assert [line.split()[0] for line in heard] == ["100", "101", "102"]
-    assert all(line.split(" ", 1)[1].startswith("[fedkern] EngineError: ") for line in heard)
-    ends = [line.rpartition("ended")[2] for line in heard[:2]]
-    assert ends == [f" {how} [FK-NODE-ENDED]" for how in ("by signal 9", "with exit code 3")]
-    assert heard[2].endswith("[FK-NODE-SECONDS]")
+    assert node.process.is_alive()
 
 
 def test_the_process_of_a_stopped_run_is_ended_and_the_next_message_answered(start) -> None:
@@ -211,7 +224,7 @@ def test_one_at_a_time_whoever_asks(start: Callable[..., Started]) -> None:
     os.kill(node.pids("answering")[0], signal.SIGKILL)
     node.wait_for("answering", times=2)
     node.process.kill()
-    node.process.wait(20)
+    node.end()
     assert node.gone()
 
 
@@ -222,7 +235,7 @@ def test_messages_may_be_answered_side_by_side(start: Callable[..., Started]) ->
     node.wait_for("answering", times=2)
     node.wait_for("hinted")
     node.process.terminate()
-    assert node.process.wait(20) == 128 + signal.SIGTERM
+    assert node.end() == 128 + signal.SIGTERM
     assert node.gone()
 
 
@@ -238,7 +251,7 @@ def test_a_signal_to_all_lets_the_supernode_say_goodbye(start: Callable[..., Sta
     node = start(supernode=supernode)
     node.wait_for("ready")
     os.killpg(node.process.pid, signal.SIGINT)
-    assert node.process.wait(20) == 128 + signal.SIGINT
+    assert node.end() == 128 + signal.SIGINT
     assert node.count("goodbye") == 1
 
 
@@ -246,7 +259,7 @@ def test_a_log_that_cannot_be_written_stops_nothing(start: Callable[..., Started
     full = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"
     node = start(tasks=["a"], work="print('long ' * 99)", more=full)
     node.status(lambda status: status.messages > status.busy)
-    assert node.process.poll() is None
+    assert node.process.is_alive()
 
 
 @pytest.mark.parametrize(("code", "ends", "said"), [
@@ -255,7 +268,7 @@ def test_a_log_that_cannot_be_written_stops_nothing(start: Callable[..., Started
 ])  # fmt: skip
 def test_the_node_ends_with_its_supernode(code, ends, said, start):
     node = start(supernode=f"sys.exit({code})")
-    assert node.process.wait(20) == ends
+    assert node.end() == ends
     assert node.count(said) == 1
     assert node.gone()
 
@@ -268,9 +281,9 @@ def test_a_node_that_was_killed_waits_until_it_is_forgotten(killed, start, tmp_p
     node = start(supernode=f"{once}print('Failed to activate SuperNode.'), sys.exit(1)); {SLEEP}")
     if killed:
         assert soon(lambda: len(node.pids("supernode")) == 2)
-        assert node.process.poll() is None
+        assert node.process.is_alive()
     else:
-        assert node.process.wait(20) == 1
+        assert node.end() == 1
 
 
 def test_a_node_whose_network_was_cut_in_a_handshake_goes_on(start, tmp_path):
@@ -294,10 +307,10 @@ def test_a_configuration_is_read_again_and_holds_from_the_next_message_on(start,
     node = start(tasks=["a", "b"], work=work)
     node.wait_for("a has old.csv")
     node.config.write_text(f"{node.config.read_text()}data = 'new.csv'\n")
-    node.process.send_signal(signal.SIGHUP)
+    os.kill(node.process.pid, signal.SIGHUP)
     node.wait_for("the configuration was read again")
     node.config.write_text("partition-id = 1\n")
-    node.process.send_signal(signal.SIGHUP)
+    os.kill(node.process.pid, signal.SIGHUP)
     node.wait_for("the configuration stays as it was: partition-id, state-dir")
     (tmp_path / "a").touch()
     node.wait_for("a has old.csv", times=2)
@@ -306,7 +319,7 @@ def test_a_configuration_is_read_again_and_holds_from_the_next_message_on(start,
     assert (status.connected, status.busy, status.failures) == (True, 1, 0)
     assert len(node.pids("supernode")) == 1
     node.process.terminate()
-    node.process.wait(20)
+    node.end()
     ended = node.status(lambda status: not status.connected)
     assert (ended.connected, ended.running) == (False, False)
 

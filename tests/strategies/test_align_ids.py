@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conversation import Asked, asked_in
-from faulty import At, change_reply
+from faulty import change_reply
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -412,16 +412,6 @@ def test_constant_columns_and_numbers_as_names(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["1"], [mean - deviation, mean + deviation])
 
 
-def test_only_blocks_that_lack_somebody_are_asked_again(sites: Sites) -> None:
-    record, lost = Transcript(), At(partition=2, phase="ranges-means", what=Fault("vanished"))
-    sites.fit(faults=lost, transcript=record)
-    nodes = {c.node_id: k for k, c in sites.contexts.items()}
-    asked = [nodes[e.node] for e in record.entries(phase="ranges-means", direction="down")]
-    assert sorted(asked) == [1, 2, 2, 3, 4, 4, 5]
-    wrote = [nodes[e.node] for e in record.entries(phase="ranges-write", direction="down")]
-    assert sorted(wrote) == list(range(6))
-
-
 def test_both_sides_warn_of_two_holders(sites: Sites, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="fedkern_flwr"):
         sites.fit()
@@ -520,22 +510,6 @@ def network(tmp_path: Path) -> Network:
     return serve(tmp_path, dealt(3))
 
 
-def test_small_shares_have_fewer_bins(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns are not split further by their rows; the encoder is much the same."""
-    describe, numbers, middles = RangesClient.describe, list[int](), list[Any]()
-    for share in (1.0, 0.2):
-        monkeypatch.setattr(
-            RangesClient, "describe", lambda *one, s=share: replace(describe(*one), share=s)
-        )
-        strategy = network.go()
-        (told,) = [one for one in strategy.privacy()["sums"] if "deviations" in one["name"]]
-        numbers.append(told["numbers"])
-        middles.append(strategy.statistics_["all"].mean)
-    assert numbers[1] < numbers[0] - 100
-    np.testing.assert_allclose(*middles, rtol=1e-9)
-    assert "0.2 of what" in strategy.result()["notes"][0]
-
-
 def as_table(own: dict[str, Any]) -> Columns:
     return Columns(own["x"], None, own["columns"], kinds=own["kinds"], categories=own["categories"])
 
@@ -553,29 +527,7 @@ def test_holders_get_one_encoder(tmp_path: Path, holders: int, caplog: Any) -> N
     assert told == (holders == 2)
 
 
-def test_a_block_of_one_node_and_one_without_an_encoder_are_as_before(tmp_path: Path) -> None:
-    x = np.random.default_rng(2).random((30, 2))
-    tables = [
-        *dealt(2, block="patients"),
-        holder(np.arange(50), block="own", category_key=b""),
-        *({"x": x + k, "encoder": None, "block": "plain"} for k in range(2)),
-    ]
-    network = serve(tmp_path, tables)
-    for k in (3, 4):
-        tables[k]["ranges"] = tmp_path / f"{k}-ranges.json"
-    strategy = network.go()
-    assert strategy.ledger_.by_phase == dict.fromkeys(PHASES, 1)
-    assert set(strategy.encoders_) == {"patients"}
-    assert network.kept(2).encoder == Encoder.fit(as_table(tables[2]))
-    assert network.kept(2).mark != network.kept(0).mark == network.kept(1).mark
-    assert json.loads((tmp_path / "3-ranges.json").read_text())["ranges"].keys() == {"0", "1"}
-    assert not (tmp_path / "3" / "encoder.json").exists()
-    asked = network.transcript.entries(phase="ranges-deviations")
-    binned = {e.node for e in asked if any(a.ndim == 2 and a.size for a in e.arrays)}
-    assert binned == {network.contexts[k].node_id for k in (0, 1)}
-
-
-@pytest.mark.parametrize("scaling", ["auto", "range", "standard", "none"])
+@pytest.mark.parametrize("scaling", ["auto", "standard"])
 def test_columns_become_what_the_run_asks_for(tmp_path: Path, scaling: Any) -> None:
     """Those of several holders and of one alike, by the same sums."""
     network = serve(tmp_path, [*dealt(3), holder(np.arange(50), block="own", category_key=b"")])

@@ -112,18 +112,6 @@ def test_streaming_ends_with_a_solution_on_the_phases_at_hand() -> None:
     assert found.strategy.ledger_.exchanges == stepped.strategy.ledger_.exchanges
 
 
-def test_who_says_a_step_or_takes_the_papers_mode_gets_the_last_iterate() -> None:
-    def solves(actives: int = 1, **options: Any) -> Any:
-        strategy = FDSKL(schedule="streaming", seed=0, **options)
-        strategy.plan_ = replace(strategy.plan_, actives=tuple(range(actives)))
-        return strategy.solves
-
-    assert solves()
-    given: list[Table] = [{"step": 0.3}, {"step_schedule": "constant"}, {"actives": 2}]
-    for options in (*given, {"directions": 1}, {"batch": 1}):
-        assert not solves(**options)
-
-
 @pytest.mark.parametrize("actives", [1, 2])
 def test_a_phase_is_never_sent_twice(actives: int) -> None:
     """Bytes of a passive party: 4 per distinct pair of row and direction, and little else."""

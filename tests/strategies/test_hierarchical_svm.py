@@ -246,8 +246,8 @@ def test_one_exchange_an_iteration_or_two(way: str) -> None:
 
 
 @pytest.mark.parametrize(("rounds", "c", "other"), [
-    (8, 1.0, {"lost_groups": "leave-out"}), (24, None, {"lost_groups": "leave-out"}),
-    (8, 1.0, {"staleness": 3}),
+    (8, 1.0, {"lost_groups": "leave-out"}), (8, 1.0, {"staleness": 3}),
+    pytest.param(24, None, {"lost_groups": "leave-out"}, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_groups_in_time_have_the_same_models(rounds: int, c: float | None, other: Table) -> None:
     nodes = horizontal(*blobs(72), [2, 2, 2])

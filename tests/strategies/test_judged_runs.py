@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -170,42 +169,24 @@ def test_without_the_option_the_model_does_not_hold_the_sums() -> None:
     assert meta["noise"] == []
 
 
-def test_a_run_that_goes_on_judges_as_the_one_that_broke_off(tmp_path: Path) -> None:
-    """FDSKL's figures are in its checkpoint, with what calibrates."""
-    sites, keep = WAYS["fdskl"].sites(tmp_path), tmp_path / "run.npz"
-    first, again = (sites.fit(checkpoint=keep, resume=go).strategy for go in (False, True))
-    assert again.metrics_ == first.metrics_
-    assert again.result()["held_out"] == first.result()["held_out"]
-    assert again.model()[1]["calibration"] == first.model()[1]["calibration"] != []
-
-
 # -- how often intervals and sets hold what they should, on real tables and with defaults
 
 
-def splits(data: str, **more: Any) -> list[dict[str, float]]:
+def splits(data: str) -> list[dict[str, float]]:
     """Return the metrics of ten splits."""
     own = family("fed-cg")
     values = {option.name: option.default for option in own.parameters()}
-    values |= {"data": data, "hospitals": 3, "resplit": True, **more}
+    values |= {"data": data, "hospitals": 3, "resplit": True}
     prepared = own.prepare(own.settings.from_values(values))
-    missing = prepared.settings.missing
-    entry = Entry("FedCG", "fed-cg", {"missing": "error" if missing == "encode" else missing})
+    entry = Entry("FedCG", "fed-cg", {"missing": "error"})
     run_entries([entry], prepared, engine="in-process", seed=0, runs=10)
     return [result["metrics"] for result in entry.results]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("data", "more"), [("ccpp", {}), ("beijing_prsa", {"train_rows": 20000, "missing": "drop-row"})]
-)
-def test_intervals_hold_the_label_as_often_as_they_say(data: str, more: Any) -> None:
-    if (folder := os.environ.get("FEDKERN_DATA")) is None:
-        pytest.skip("FEDKERN_DATA is not set")
-    found = splits(str(Path(folder) / f"{data}.npz"), **more)
-    assert abs(np.mean([m["test_interval_coverage"] for m in found]) - 0.9) <= 0.02
+LONG = [pytest.param(data, marks=pytest.mark.long) for data in ("breast-cancer", "digits")]
 
 
-@pytest.mark.parametrize("data", ["breast-cancer", "digits", "wine"])
+@pytest.mark.parametrize("data", ["wine", *LONG])
 def test_sets_hold_the_class_as_often_as_they_say(data: str) -> None:
     """Of wine's 53 held-out rows 27 calibrate: 26 of them have to be in their sets.
 
@@ -527,20 +508,6 @@ def test_what_would_leave_without_its_noise_is_refused(method: Any, kind: Any, c
 # -- kernel PCA
 
 
-def test_kernel_pca_with_much_budget_is_nearly_that_without() -> None:
-    options: Any = {"features": 5, "seed": 0, "bandwidth": 1.0}
-    plain = run(KernelPCA(**options), KernelPCAClient)
-    noisy = run(KernelPCA(privacy_epsilon=20.0, **options), KernelPCAClient)
-    alike = np.abs(np.vecdot(plain.model_["components"], noisy.model_["components"]))
-    assert alike[0] > 0.6
-    assert abs(plain.metrics_["explained"] - noisy.metrics_["explained"]) < 0.25
-    budget = noisy.result()["privacy"]["budget"]
-    assert [one["release"] for one in budget["releases"]] == ["moments", "evaluate/rest"]
-    little = run(KernelPCA(privacy_epsilon=0.01, features=5, seed=0), KernelPCAClient)
-    assert np.isfinite(little.model_["components"]).all()
-    assert 0.0 <= little.metrics_["explained"] <= 1.0 + 1e-9
-
-
 def test_a_node_without_the_accountant_is_named_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     place = "fedkern_flwr.node.guarded.check_accountant"
 
@@ -581,18 +548,6 @@ def test_components_are_those_of_the_rows_that_were_summed(phase: str) -> None:
     lost = ((left - (left @ oracle.components_.T) @ oracle.components_) ** 2).sum()
     explained = 1.0 - lost / (left**2).sum()
     assert strategy.metrics_["test_explained"] == pytest.approx(explained, abs=1e-9)
-
-
-def test_projections_may_be_drawn() -> None:
-    drawn: list[Any] = []
-
-    def draw(*arguments: Any) -> None:
-        drawn.append(arguments)
-
-    found = fit_way("kernel-pca", client={"draw": lambda: draw}, components=2)
-    assert sorted(path.parent.name for path, *_ in drawn) == ["0", "1", "2", "3"]
-    assert found.strategy.result()["metrics"].keys() == {"rows", "explained", "test_explained"}
-    assert all(len(values) == 2 for values in found.predictions.values())
 
 
 # -- default sizes fit the share of its rows' unknowns that a node lets a fitted_by open
@@ -636,9 +591,7 @@ def released(strategy: Any) -> int:
 @pytest.mark.parametrize(("share", "options", "landmarks", "by"), [
     (0.2, {}, 67, "generalised"),  # not 100 with folds, or with a second width
     (0.02, {}, 20, "generalised"),
-    (0.99, {}, 152, "generalised"),
-    (0.2, {"landmarks": 30}, 30, "generalised"),  # as stated
-    (0.5, {"landmarks": 15}, 15, "5 folds"),
+    (0.5, {"landmarks": 15}, 15, "5 folds"),  # as stated
     (0.2, {"gamma": 0.1, "regularization": 1e-2}, 67, ""),
     (1.0, {}, 155, "generalised"),
 ])  # fmt: skip
@@ -654,7 +607,7 @@ def test_fedcg_takes_the_landmarks_folds_and_widths_that_fit(
 
 @pytest.mark.parametrize(
     ("share", "options", "features"),
-    [(0.2, {}, 33), (0.01, {"components": 5}, 7), (0.2, {"features": 40}, 40), (1.0, {}, 50)],
+    [(0.01, {"components": 5}, 7), (0.2, {"features": 40}, 40), (1.0, {}, 50)],
 )
 def test_kernel_pca_takes_what_fits(
     share: float, options: Any, features: int, fitted_by: Any

@@ -26,15 +26,10 @@ ADAPTIVE: Table = {"step_size": "adaptive"}
 #: Ways of the zoo, and other options than theirs.
 METHODS: dict[str, tuple[str, Table]] = {
     "pof-mkl": ("pof-mkl", {**SOME, "exploration": 0.5}),
-    "pof-mkl paper": ("pof-mkl", {**SOME, "exploration": 0.5, "step_size": "paper"}),
     "pof-mkl batches": ("pof-mkl", {"samples_per_round": 3}),
     "pof-mkl both": ("pof-mkl", {**SOME, "frequencies_per_round": 5, "subset": "shared"}),
-    "vm-kofl frequencies": (
-        "vm-kofl, secure",
-        {"frequencies_per_round": 9, "step_size": "adaptive"},
-    ),
+    "vm-kofl frequencies": ("vm-kofl, secure", {"frequencies_per_round": 9, **ADAPTIVE}),
     "em-kofl": ("em-kofl", {}),
-    "ofskl": ("ofskl, secure", ADAPTIVE),
     "pof-rls": ("pof-rls", {"features": 1, "up": 11, "samples_per_round": 1}),
     "per-fed-avg": ("per-fed-avg, secure", {}),
 }
@@ -74,9 +69,7 @@ SECRET_FREE = {"size", "key", "masked", "sealed", "commitment", "share", "seed",
 
 
 @pytest.mark.promise("online-lost-round-once")
-@pytest.mark.parametrize(
-    "name", [n for n in METHODS if n not in ("pof-mkl paper", "em-kofl", "ofskl")]
-)
+@pytest.mark.parametrize("name", [n for n in METHODS if n != "em-kofl"])
 def test_a_run_with_drop_outs_is_the_plain_run_over_the_same_survivors(name: str) -> None:
     """Clients vanish in every exchange: before the upload, before and during the recovery.
 
@@ -97,9 +90,7 @@ def test_a_run_with_drop_outs_is_the_plain_run_over_the_same_survivors(name: str
     assert masked.uniform > 1e-9
 
 
-@pytest.mark.parametrize(
-    "name", ["pof-mkl", "pof-mkl batches", "em-kofl", "pof-rls", "per-fed-avg"]
-)
+@pytest.mark.parametrize("name", ["pof-mkl batches", "em-kofl", "pof-rls", "per-fed-avg"])
 def test_without_drop_outs_a_round_is_one_exchange(name: str) -> None:
     """Everybody answers, so nobody has to be unmasked; what is learned is the same."""
     made = sites(name, held=4)
@@ -248,14 +239,6 @@ def test_secure_sums_are_the_default_of_every_grid_that_is_no_simulation() -> No
         grid.simulation = simulation
         strategy.start(grid=grid, num_rounds=3)
         assert strategy.privacy()["protocol"] == ("secure sums" if expected else "plain")
-
-
-def test_maxima_over_clients_are_not_known_in_a_secure_run() -> None:
-    made = sites("pof-mkl paper", rows=4)
-    secure, plain = (run(made, secure=secure).metrics_ for secure in (True, False))
-    for name in ("largest_loss", "regret_to_bound"):
-        assert secure.get(name) is None, name
-        assert np.isfinite(plain[name]), name
 
 
 # -- a run that is resumed repeats no sum: two sums of the same values show a client

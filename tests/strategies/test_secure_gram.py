@@ -174,15 +174,6 @@ def test_real_features_are_summed_as_they_are_rounded(fraction: int) -> None:
     np.testing.assert_array_equal(squares * 4.0**fraction, (new**2).sum(axis=0))
 
 
-def test_a_kernel_is_a_function_of_the_matrix_and_the_rows() -> None:
-    """Which tests/core/test_kernels.py computes by hand; here of which numbers."""
-    nodes = binary(5, rows=3, items=8)
-    x, strategy = nodes.rows(range(5)), nodes.release(min_support=0, kernel="disjunctive", degree=2)
-    k = (x.T @ x).astype(float)
-    right = strategy.dot_kernel_.block(k, k.diagonal(), k.diagonal(), 15)
-    np.testing.assert_allclose(strategy.kernel_, right, rtol=1e-12)
-
-
 # -- new items
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from app_sites import Given, Make, Refuses, Site, node_keys
-from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from refusals import refused, refuses
 
@@ -35,15 +34,8 @@ from fedkern_flwr.strategies import (
     KernelPCA,
 )
 
-PREDICT = ("fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "pof-rls", "fed-cfk")
-NOWHERE = "FK-PREDICT-NOWHERE"
 STRATEGIES = {"fed_cg": FedCG, "fdskl": FDSKL, "hierarchical_svm": HierarchicalSVM}
 STRATEGIES |= {"pof_mkl": POFMKL, "fed_cfk": FedCFK}
-#: Runs whose model will do to be predicted with.
-SHORT: dict[str, dict[str, Any]] = {
-    "hierarchical_svm": {"num_rounds": 3},
-    "fed_cg": {"sampling": "N"},  # landmarks that the nodes must have kept
-}
 
 
 def near(found: dict[str, float], expected: dict[str, float], atol: float) -> None:
@@ -52,22 +44,24 @@ def near(found: dict[str, float], expected: dict[str, float], atol: float) -> No
     assert found == pytest.approx(expected, rel=0.0, abs=atol)
 
 
-def short(site: Site, saved: Path, **more: Any) -> dict[str, Any]:
-    """Make a model in a short run, and forget what was predicted; return how to predict with it."""
-    site.run(model=saved, **more, **SHORT.get(site.app, {}))
-    site.written()
-    own = {"partition": "vertical"} if len(site.nodes) == 7 else {}
-    return {"predict": saved, **own}
+PREDICT = ("fed-cg", "fdskl", "fdskl two", "horizontal", "vertical", "pof-mkl", "pof-rls")
+#: Strategies of other options than those of the model.
+ODD = {
+    "pof-mkl": POFMKL(kernels=5, features=4, precision="float32"),
+    "pof-rls": POFRLS(features=2, forgetting=1.0), "fed-cfk": FedCFK(kernel="linear"),
+    "horizontal": HierarchicalSVM(model="ridge"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*PREDICT, "fdskl two"])
+@pytest.mark.promise("predictions-of-its-model")
+@pytest.mark.parametrize("name", [*PREDICT, "fed-cfk"])
 def test_nodes_get_the_model_of_a_run_in_process_and_predict_with_it_later(
-    name: str, make_site: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, make_site: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, refuses: Refuses
 ) -> None:
-    """Which is that of the pooled rows: tests/contracts/test_oracle.py."""
+    """Which is that of the pooled rows: tests/contracts/test_oracle.py. With no other model."""
     site, saved, told = make_site(name), tmp_path / "model.npz", tmp_path / "result.json"
     caplog.set_level("INFO", logger="flwr")
-    site.run(model=saved, result=told)
+    grid = site.run(model=saved, result=told)
     first, found, arrays = site.written(), site.here(), load_model(saved)[0]
     expected, result = site.written(found.sites), json.loads(told.read_text())
     if name.startswith("pof"):  # which predict by order only
@@ -96,6 +90,15 @@ def test_nodes_get_the_model_of_a_run_in_process_and_predict_with_it_later(
     assert later["metrics"].get("predicted_rows", len(again)) == len(again)
     for text in (caplog.text, json.dumps([result, later])):
         assert not re.search(r"(patient|person) \d|s3cret|film-", text)
+    if name in ODD:
+        refuses("FK-MODEL-OPTIONS", ODD[name].predict_at_nodes, grid, *load_model(saved))
+    if name == "fed-cg":  # with landmarks that the nodes must have kept
+        site.run(model=saved, sampling="N")
+        site.written()
+    if name in WRONG:
+        check_model(name, site, saved, partition, refuses)
+    if name in WRONG.keys() - {"fed-cfk"}:  # whose nodes keep nothing, and recommend to all users
+        check_what_nodes_need(name, site, {"predict": saved, **partition}, tmp_path, refuses)
 
 
 #: Changes of what belongs to a model's arrays (of "arrays" one row is cut off, "nan" has no
@@ -129,12 +132,12 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.promise("predictions-of-its-model")
-@pytest.mark.parametrize("name", PREDICT)
-def test_what_is_not_the_model_is_refused_in_a_line(name, make_site, tmp_path, refuses):
-    site, saved, other = make_site(name), tmp_path / "model.npz", tmp_path / "other.npz"
-    how = {**short(site, saved), "predict": other}
-    arrays, meta = load_arrays(saved)
+def check_model(
+    name: str, site: Site, saved: Path, partition: dict[str, Any], refuses: Refuses
+) -> None:
+    """What is not the model is refused in a line."""
+    other = saved.with_name("other.npz")
+    how, (arrays, meta) = {"predict": other, **partition}, load_arrays(saved)
 
     def check(code: str, **change: Any) -> None:
         changed, found = {**meta, **change}, {**arrays}
@@ -154,62 +157,39 @@ def test_what_is_not_the_model_is_refused_in_a_line(name, make_site, tmp_path, r
     refuses("FK-MODEL-DAMAGED", site.run, **how)
     save_arrays(other, {}, {"options": {}, "session": "", "round": 1})
     refuses("FK-FILE-FORMAT", site.run, **how)  # is a checkpoint
-    refuses("FK-FILE-READ", site.run, **{**how, "predict": tmp_path / "gone.npz"})
+    refuses("FK-FILE-READ", site.run, **{**how, "predict": saved.with_name("gone.npz")})
     assert site.written() == {} or not name.startswith("pof")
 
 
-@pytest.mark.parametrize(("name", "made", "other"), [
-    ("pof-mkl", {"kernels": 5, "features": 4, "precision": "float32"}, POFMKL),
-    ("pof-rls", {"features": 2, "forgetting": 1.0}, POFRLS),
-    ("fed-cfk", {"kernel": "linear"}, FedCFK), ("horizontal", {"model": "ridge"}, HierarchicalSVM),
-])  # fmt: skip
-def test_a_strategy_of_other_options_does_not_take_the_model(
-    name: str, made: dict[str, Any], other: Any, make_site: Make, tmp_path: Path, refuses: Refuses
-) -> None:
-    site, saved = make_site(name), tmp_path / "model.npz"
-    grid = site.run(model=saved, **({"num_rounds": 2} if name == "horizontal" else {}))
-    refuses("FK-MODEL-OPTIONS", other(**made).predict_at_nodes, grid, *load_model(saved))
+#: Node whose files of a run are damaged, and their name.
+KEPT = {"vertical": (5, "partition-5.model"), "pof-mkl": (2, "partition-2.weights")}
 
 
-@pytest.mark.parametrize("name", PREDICT[:-1])
-def test_rows_to_predict_need_a_file_for_them_and_what_the_node_kept(
-    name: str, make_site: Make, tmp_path: Path, refuses: Refuses
+def check_what_nodes_need(
+    name: str, site: Site, how: dict[str, Any], folder: Path, refuses: Refuses
 ) -> None:
-    site = make_site(name)
-    how = short(site, tmp_path / "model.npz")
-    who = len(site.nodes) - 1 if name == "vertical" else 0
-    nowhere = site.changed(who, predictions=None)
-    assert f"partition {who}" in refuses(NOWHERE, site.run, nowhere, **how)
+    """Rows, a file for what is predicted, and what the node itself has kept, undamaged."""
+
+    def check(code: str, number: int, **change: Any) -> None:
+        text = refuses(code, site.run, site.changed(number, **change), **how)
+        assert f"partition {number}" in text
+
+    check("FK-PREDICT-NOWHERE", len(site.nodes) - 1 if name == "vertical" else 0, predictions=None)
     nodes = [{k: v for k, v in node.items() if k != "test-data"} for node in site.nodes]
     refuses("FK-TEST-NONE", site.run, nodes, **how)
+    site.written()  # pof-mkl: the others have predicted all the same
     if name not in ("horizontal", "vertical"):
-        site.written()  # pof-mkl: the others have predicted all the same
-        elsewhere = site.changed(0, state_dir=str(tmp_path / "elsewhere"))
-        assert "partition 0" in refuses("FK-KEPT-NONE", site.run, elsewhere, **how)
-
-
-@pytest.mark.parametrize(("name", "number", "files"), [
-    ("vertical", 5, "partition-5.model"), ("pof-mkl", 2, "partition-2.weights"),
-])  # fmt: skip
-def test_what_a_node_kept_is_its_own_and_damage_is_noticed(
-    name: str, number: int, files: str, make_site: Make, tmp_path: Path, refuses: Refuses
-) -> None:
-    site = make_site(name)
-    how = short(site, tmp_path / "model.npz")
-
-    def check(code: str, **change: Any) -> None:
-        text = refuses(code, site.run, site.changed(number, **change), **how)
-        assert f"partition {number}: " in text
-
-    check("FK-KEPT-NONE", state_dir=None)
-    check("FK-KEPT-NONE", state_dir=str(tmp_path / f"state{number + 1}"))
-    (kept,) = (tmp_path / f"state{number}").glob(f"*/{files}")
-    assert kept.stat().st_mode & 0o077 == 0
-    whole = kept.read_bytes()
-    for damaged in (whole[:50], whole.replace(b'"law": "', b'"law": "0')):
-        kept.write_bytes(damaged)
-        if damaged != whole:
-            check("FK-KEPT-OTHER")
+        check("FK-KEPT-NONE", 0, state_dir=str(folder / "elsewhere"))
+    if name in KEPT:
+        number, file = KEPT[name]
+        (kept,) = (folder / f"state{number}").glob(f"*/{file}")
+        check("FK-KEPT-NONE", number, state_dir=None)
+        check("FK-KEPT-NONE", number, state_dir=str(folder / f"state{number + 1}"))
+        assert kept.stat().st_mode & 0o077 == 0
+        whole = kept.read_bytes()
+        for damaged in {whole[:50], whole.replace(b'"law": "', b'"law": "0')} - {whole}:
+            kept.write_bytes(damaged)
+            check("FK-KEPT-OTHER", number)
 
 
 # -- what a node of a simulation is, and what the server says
@@ -343,22 +323,6 @@ def test_a_node_answers_from_its_frozen_table(make_site: Make, monkeypatch: Any,
 APPS = ("align", "fdskl", "fed_cfk", "fed_cg", "hierarchical_svm", "method", "pof_mkl", "ranges")
 
 
-@pytest.mark.parametrize(("app", "given", "code"), [
-    ("pof_mkl", {"secure": "perhaps"}, "FK-OPTION-CHOICE"),
-    ("fed_cfk", {"coefficients": "0, x"}, "FK-OPTION-TYPE"),
-    ("hierarchical_svm", {"step-sizes": "5;20"}, "FK-OPTION-TYPE"),
-    ("method", {"options": "components=3", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
-    ("method", {"options": "[3]", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
-    ("method", {"method": "kernel-pcb"}, "FK-METHOD-UNKNOWN"),
-])  # fmt: skip
-def test_a_key_that_an_app_cannot_read_is_refused(
-    app: str, given: dict[str, Any], code: str, import_app: Any
-) -> None:
-    found = import_app(app, "server_app")
-    config = {**found.config, "result": "", **given}
-    refuses(code, found.server_app.app, None, Context(1, 1, {}, RecordDict(), config))
-
-
 # -- what a node says
 
 
@@ -398,21 +362,6 @@ def test_every_key_of_a_readme_reaches_the_client(name: str, make_site: Make, gi
         if (name, key) in {("ranges", "id-column"), ("horizontal", "alignment-key")}:
             change = "other"
         assert found(**{key: change}) != usual, key
-
-
-def test_a_node_reads_its_file_as_it_is_written(make_site: Make, given: Given) -> None:
-    site = make_site("fed-cg")
-    path = Path(site.nodes[0]["data"])
-    plain = path.read_text().splitlines()
-    usual = given(site, 0, test_data=None)
-    for sep, told in (("\t", {}), ("/", {"sep": "/", "decimal": ","})):
-        path = path.with_name(f"other{len(told)}.csv")
-        path.write_text("\n".join(line.replace(",", sep).replace(".", ",") for line in plain))
-        found = given(site, 0, test_data=None, data=str(path), **told)
-        for name in ("x", "y", "ids", "columns"):
-            np.testing.assert_array_equal(found[name], usual[name])
-    cell = plain[1].split(",")[plain[0].split(",").index("a")]
-    refuses("FK-VALUES-MISSING", given, site, 0, na=f"none,{cell}")
 
 
 def test_a_centre_gives_no_labels(make_site: Make, given: Given) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from app_sites import SITES, Given, Make, Refuses
+from app_sites import SITES, Given, Make
 from command_line import Tables
 from zoo import streams
 
@@ -94,10 +94,9 @@ def add_text(site: Any, node: int) -> None:
         site.write(node, part, ward=ward, seen=[f"2024-0{node + 1}-17"] * rows)
 
 
-@pytest.mark.parametrize(("name", "count", "label"), [
-    ("fed-cg", 2, "state"), ("horizontal", 4, "state"), ("pof-mkl", 4, "power"),
-    ("kernel-pca", 4, "state"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "count", "label"), [("fed-cg", 2, "state"), ("pof-mkl", 4, "power")]
+)
 def test_holders_of_a_block_encode_rows_as_by_all_nodes(
     make_site: Any, import_app: Any, tmp_path: Path, given: Given, name: str, count: int, label: str
 ) -> None:
@@ -111,14 +110,12 @@ def test_holders_of_a_block_encode_rows_as_by_all_nodes(
         own.pop("ranges", None)
         own |= {"encoder": str(tmp_path / f"e{node}.json")}
         if name == "fed-cg":
-            own["block"] = "clinical"
-        if name in ("fed-cg", "horizontal"):
-            own["category-key"] = str(tmp_path / "categories")
+            own |= {"block": "clinical", "category-key": str(tmp_path / "categories")}
             add_text(site, node)
-        if name == "pof-mkl":
+        else:
             own["scaling"] = str(tmp_path / f"s{node}.json")
     preparation.nodes = [{k: v for k, v in own.items() if k != "state-dir"} for own in nodes]
-    preparation.run(labels=name in ("pof-mkl", "kernel-pca"))
+    preparation.run(labels=name == "pof-mkl")
     assert len({KeptEncoder.read(Path(own["encoder"])).names for own in nodes}) == 1
     for node, own in enumerate(nodes):
         encoder, found = KeptEncoder.read(Path(own["encoder"])).encoder, given(site, node)
@@ -128,27 +125,12 @@ def test_holders_of_a_block_encode_rows_as_by_all_nodes(
         np.testing.assert_allclose(found["x"], encoder.transform(table) / length, atol=1e-15)
         if name == "pof-mkl":
             assert np.linalg.norm(found["x"], axis=1).max() <= 1.0
-        if name in ("fed-cg", "horizontal"):
+        else:
             assert {"ward[missing]", "seen[month]"} <= set(encoder.outputs)
             assert sum(one.startswith("ward[") for one in encoder.outputs) == 4
 
 
 # -- FDSKL and FedCG
-
-
-def test_an_active_party_may_have_labels_and_no_columns(make_site: Make, tmp_path: Path) -> None:
-    site, saved = make_site("fdskl"), tmp_path / "model.npz"
-    own = site.sites.tables[0]
-    own |= {part: own[part][:, :0] for part in ("x", "x_test")}
-    site.nodes = site.changed(0, ranges=None, data=str(site.write(0)))
-    site.write(0, "_test")
-    site.run(model=saved)
-    first = site.written()
-    assert first == pytest.approx(site.expected(), rel=0, abs=1e-6)
-    name = own["ids_test"][3]
-    site.write(0, "_test", key=[name])
-    site.run(predict=saved)
-    assert site.written() == pytest.approx({f"0 {name}": first[f"0 {name}"]}, rel=0, abs=1e-9)
 
 
 def test_ranges_are_written_once_and_kept(make_site, tmp_path, refuses, given):
@@ -172,22 +154,12 @@ def test_ranges_are_written_once_and_kept(make_site, tmp_path, refuses, given):
     assert json.loads(path.read_text()) == written
 
 
-def test_holders_of_a_block_must_scale_it_alike(make_site: Make, refuses: Refuses) -> None:
-    site = make_site("fed-cg")
-    wide = site.folder / "wide.json"
-    wide.write_text(json.dumps({c: [0, 100] for c in "ab"}))
-    assert "partition 1" in refuses(
-        "FK-COLUMNS-DIFFER", site.run, site.changed(1, ranges=str(wide))
-    )
-
-
 # -- HierarchicalSVM
 
 
-@pytest.mark.parametrize("option", [{}, {"model": "rbf"}])
-def test_another_user_predicts_later_rows_without_labels(make_site, tmp_path, option):
+def test_another_user_predicts_later_rows_without_labels(make_site, tmp_path):
     site, saved = make_site("horizontal"), tmp_path / "model.npz"
-    site.run(**{"saved-model": str(saved)}, **{"num_rounds": 5, **option})
+    site.run(**{"saved-model": str(saved)}, num_rounds=5, model="rbf")
     model, own = load_model(saved), site.sites.tables
     expected = outputs(*model, site.units(own[0]["x_test"]))[:, 0]
     assert list(site.written().values()) == pytest.approx(expected, abs=1e-12)
@@ -276,10 +248,8 @@ def test_a_node_may_have_a_stream_in_place_of_a_table(make_site, tmp_path, refus
         found.append((json.loads(told.read_text())["metrics"], site.written()))
     assert found[0] == found[1]
     for change, code in (
-        ({"data": "x.csv"}, "FK-DATA-OPTION"), ({"stream": "10.0.0.1:80"}, "FK-STREAM-HOST"),
-        ({"stream_columns": "a,z"}, "FK-COLUMN-MISSING"),
-        ({"label_column": None}, "FK-LABELS-MISSING"), ({"stream_wait": "long"}, "FK-OPTION-TYPE"),
-        ({"stream": None, "data": "x.csv"}, "FK-DATA-OPTION"),
+        ({"data": "x.csv"}, "FK-DATA-OPTION"), ({"stream_columns": "a,z"}, "FK-COLUMN-MISSING"),
+        ({"stream_wait": "long"}, "FK-OPTION-TYPE"),
     ):  # fmt: skip
         node = {"state_dir": str(tmp_path / "other"), **change}
         refuses(code, site.run, site.changed(2, **node), model=saved)

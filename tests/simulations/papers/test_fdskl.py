@@ -97,7 +97,7 @@ def test_trees_with_a_common_subtree_are_refused() -> None:
         add_phases(problem.parts, problem.omega, problem.b, same, [])
 
 
-@pytest.mark.parametrize("q", [2, 3, 4, 7, 11])
+@pytest.mark.parametrize("q", [2, 4, 7])
 def test_drawn_trees_are_totally_different(q: int) -> None:
     for seed in range(20):
         t1, t2 = draw_trees(q, 0, q - 1, seed)

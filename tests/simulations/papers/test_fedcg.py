@@ -46,25 +46,6 @@ def test_is_the_pooled_solution(protocol, centres, kernel) -> None:  # type: ign
     assert 2 < found.epochs <= 3 * M
 
 
-def test_stops_at_the_first_residual_below_the_tolerance() -> None:
-    hospitals, w, _ = dealt(1)
-    long, _ = chain(hospitals, w, GAMMA, LAMBDA, tolerance=1e-20)
-    for tolerance, epochs in ((1.001 * long.squared[3], 3), (long.squared[3], 4)):
-        short, _ = chain(hospitals, w, GAMMA, LAMBDA, tolerance=tolerance)
-        assert short.squared == long.squared[: epochs + 1]
-    assert chain(hospitals, w, GAMMA, LAMBDA, epochs=2)[0].epochs == 2
-
-
-def test_starts_at_given_coefficients_and_stays_at_a_solution() -> None:
-    hospitals, w, _ = dealt(1)
-    found, _ = naive(hospitals, w, GAMMA, LAMBDA, alpha=np.zeros(M))
-    assert not found.iterates[0].any()
-    silent = [Hospital(one.blocks, np.zeros(len(one.y))) for one in hospitals]
-    found, _ = naive(silent, w, GAMMA, LAMBDA, alpha=np.zeros(M))
-    assert found.epochs == 0
-    assert not found.alpha.any()
-
-
 def test_landmarks_are_rows_uniform_or_normal() -> None:
     x = np.random.default_rng(1).beta(2.0, 5.0, (400, 3))
     draw = partial(sample_landmarks, x=x, rng=np.random.default_rng(2))

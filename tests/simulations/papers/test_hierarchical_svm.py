@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 C, RHO = 0.7, 2.0
 
 
-def blobs(rows: int = 60, columns: int = 3, seed: int = 0) -> tuple[Floats, Floats]:
+def blobs(rows: int = 24, columns: int = 3, seed: int = 0) -> tuple[Floats, Floats]:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, columns))
     return x, np.where(x @ rng.normal(size=columns) + 0.7 * rng.normal(size=rows) > 0.3, 1.0, -1.0)
@@ -26,8 +26,8 @@ def deal(x: Floats, y: Floats, users: int) -> list[paper.User]:
     return [(x[k::users], y[k::users]) for k in range(users)]
 
 
-def dealt(sizes: Sequence[int], rows: int = 60) -> list[list[paper.User]]:
-    users = iter(deal(*blobs(rows), sum(sizes)))
+def dealt(sizes: Sequence[int]) -> list[list[paper.User]]:
+    users = iter(deal(*blobs(), sum(sizes)))
     return [[next(users) for _ in range(size)] for size in sizes]
 
 
@@ -44,7 +44,7 @@ def pooled(x: Floats, y: Floats) -> Floats:
 # -- against oracles
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_user_solves_its_problem(seed: int) -> None:
     x, y = blobs(40, 5, seed)
     rng = np.random.default_rng(seed)
@@ -56,23 +56,23 @@ def test_a_user_solves_its_problem(seed: int) -> None:
 
 def test_the_chain_reaches_the_pooled_svm() -> None:
     x, y = blobs()
-    found, _ = paper.fully_distributed(deal(x, y, 4), C=C, iterations=300)
+    found, _ = paper.fully_distributed(deal(x, y, 3), C=C, iterations=110)
     np.testing.assert_allclose(found.models[-1], pooled(x, y), atol=1e-4)
     assert np.abs(found.models[20] - pooled(x, y)).max() > 1e-3  # control
     assert not found.converged
 
 
-@pytest.mark.parametrize("sizes", [(4,), (2, 3, 1)], ids=len)
+@pytest.mark.parametrize("sizes", [(3,), (2, 2, 1)], ids=len)
 def test_users_of_any_groups_reach_the_pooled_svm_by_equation_8(sizes: tuple[int, ...]) -> None:
     x, y = blobs()
-    options = {"C": C, "rho": RHO, "iterations": 170, "equation": 8}
+    options = {"C": C, "rho": RHO, "iterations": 110, "equation": 8}
     found, _ = paper.hierarchical(dealt(sizes), **options)  # type: ignore[arg-type]
     np.testing.assert_allclose(found.models[-1], pooled(x, y), atol=1e-4)
 
 
 def test_the_fixed_point_of_equation_11_is_not_the_pooled_svm() -> None:
     x, y = blobs()
-    found, transcript = paper.hierarchical(dealt((3, 3)), C=C, rho=RHO, iterations=250)
+    found, transcript = paper.hierarchical(dealt((2, 2)), C=C, rho=RHO, iterations=120)
     model, best = found.models[-1], pooled(x, y)
     assert np.linalg.norm(model - found.models[-2]) < 1e-6
     assert objective(model, x, y) > 1.01 * objective(best, x, y)
@@ -102,28 +102,17 @@ AGENTS = ("agent 0", "agent 1", "agent 2")
 def test_runs_end_when_their_residuals_are_small() -> None:
     x, y = blobs()
     for found, _ in (
-        paper.fully_distributed(deal(x, y, 4), C=C, iterations=500, tolerance=1e-3),
-        paper.hierarchical(dealt((4,)), C=C, rho=RHO, iterations=500, tolerance=1e-3),
-        paper.hierarchical(dealt((2, 2)), C=C, rho=RHO, iterations=500, tolerance=1e-3, equation=8),
+        paper.fully_distributed(deal(x, y, 3), C=C, iterations=200, tolerance=1e-3),
+        paper.hierarchical(dealt((3,)), C=C, rho=RHO, iterations=200, tolerance=1e-3),
+        paper.hierarchical(dealt((2, 2)), C=C, rho=RHO, iterations=200, tolerance=1e-3, equation=8),
     ):
         assert found.converged
-        assert 5 < len(found.models) < 300
-    apart, _ = paper.hierarchical(dealt((2, 2)), C=C, rho=RHO, iterations=200, tolerance=1e-3)
+        assert 5 < len(found.models) < 200
+    apart, _ = paper.hierarchical(dealt((2, 2)), C=C, rho=RHO, iterations=100, tolerance=1e-3)
     assert not apart.converged  # control: groups come to no consensus by equation 11
 
 
 # -- what messages show
-
-
-def test_in_a_chain_neighbours_get_models_and_others_nothing() -> None:
-    x, y = blobs()
-    found, transcript = paper.fully_distributed(deal(x, y, 4), C=C, iterations=2)
-    pairs = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
-    assert [m[:3] for m in transcript] == 2 * [
-        (f"user {a}", f"user {b}", "model") for a, b in pairs
-    ]
-    last = [transcript[6 + pairs.index(p)][3] for p in ((0, 1), (1, 0), (2, 1), (3, 2))]
-    np.testing.assert_allclose(np.mean(last, axis=0), found.models[0])
 
 
 def test_what_an_agent_gets_of_a_user_is_masked_unless_it_is_alone() -> None:
@@ -146,15 +135,6 @@ def test_what_an_agent_gets_of_a_user_is_masked_unless_it_is_alone() -> None:
     assert np.abs(seen[0]["user 0.0"] - seen[1]["user 0.0"]).max() > 0.1
 
 
-def test_an_agent_that_is_off_line_is_passed_over() -> None:
-    terms = np.arange(12.0).reshape(4, 3)
-    total, transcript = paper.ring_sum(terms, np.random.default_rng(0), first=1, offline=[3])
-    np.testing.assert_allclose(total, terms[[0, 2]].sum(axis=0))
-    assert [m[:2] for m in transcript] == [
-        ("agent 1", "agent 2"), ("agent 2", "agent 0"), ("agent 0", "agent 1"),
-    ]  # fmt: skip
-
-
 # -- the secure matrix product
 
 X = np.random.default_rng(0).standard_normal((20, 4)) * [1.0, 1e3, 1e-3, 1.0]
@@ -169,18 +149,6 @@ def test_the_secure_product_is_the_plain_one(vectors: int | None) -> None:
     assert (user, agent, first, second) == ("user", "agent", "Z", "W")
     np.testing.assert_allclose(z.T @ z, np.eye(vectors or 8), atol=1e-12)
     assert np.abs(w - MULTIPLIER).max() > 0.05
-
-
-def test_z_is_drawn_by_the_seed_and_repeated_columns_count_once() -> None:
-    x = np.column_stack([X, X[:, :2], np.zeros(20)])
-    one, again, other = (
-        paper.secure_product(x, MULTIPLIER, vectors=16, seed=seed)[1][0][3] for seed in (5, 5, 6)
-    )
-    np.testing.assert_array_equal(one, again)
-    assert np.abs(one - other).max() > 0.01
-    for vectors in (0, 17):
-        with pytest.raises(ValueError, match=f"^{vectors} vectors orthogonal to columns of rank 4"):
-            paper.secure_product(x, MULTIPLIER, vectors=vectors)
 
 
 def test_a_row_that_would_be_shown_by_itself_is_refused() -> None:

@@ -59,14 +59,6 @@ def test_the_maximum_of_rounds_comes_near_and_everybody_at_once_is_exact(ratings
     np.testing.assert_array_equal(kernel_round(csr_array(ratings), range(40))[0], exact)
 
 
-def test_the_maximum_may_be_no_kernel():
-    x = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 0], [0, 0, 0]])
-    known, _ = kernel_round(x, [0, 2])
-    known, _ = kernel_round(x, [1, 3], known)
-    np.testing.assert_array_equal(known, [[1, 1, 0], [1, 1, 1], [0, 1, 1]])
-    assert np.linalg.eigvalsh(known)[0] < -0.4
-
-
 def test_sums_of_two_rounds_that_differ_by_a_user_show_the_user(ratings):
     known, first = kernel_round(ratings, range(39))
     _, second = kernel_round(ratings, range(40), known)
