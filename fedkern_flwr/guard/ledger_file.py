@@ -145,8 +145,7 @@ class LedgerFile:
                 yield db
                 db.execute("COMMIT")
             except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
+                db.rollback()
                 raise
 
     @contextmanager
