@@ -35,8 +35,8 @@ from fedkern_flwr.guard.cells import (
 from fedkern_flwr.guard.counting import unknowns_of_row
 from fedkern_flwr.guard.freeze import Change, Freeze
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.guard.opened import Opening, Rules
-from fedkern_flwr.guard.policy import NodePolicy
+from fedkern_flwr.guard.opened import Opening
+from fedkern_flwr.guard.policy import NodePolicy, Rules
 from fedkern_flwr.guard.rows import OwnRows, Rows
 
 COLUMNS, NODES, MONTHS, NEW, LEAST = 30, 3, 24, 20, 5

@@ -108,7 +108,8 @@ def sum_once(grid: Grid, length: int, encoding: Encoding) -> Vector:
     nodes.gather(grid, secure=True)
     nodes.begin_sums()
     assert nodes.sums is not None
-    running = nodes.sums.order(NAME, length, encoding)
+    spec = SumSpec(name=NAME, encoding=encoding, length=length, self_masks=True)
+    running = nodes.sums.order(spec)
     request, sections = VectorRequest(session=nodes.session, round=1), nodes.sections([running])
     asked = request_messages(request, sections, group_id="1", sections=sections)
     nodes.ask(grid, asked, phase=NAME, timeout=TIMEOUT, number=1)

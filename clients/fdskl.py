@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.alignment import AlignmentKey, Hashes, hash_ids
 from fedkern_flwr.errors import FedKernError, OptionError, RefusedError, StateError, TableError
 from fedkern_flwr.guard import check_selection, refusal
-from fedkern_flwr.guard.orders import check_binary_columns
+from fedkern_flwr.guard.policy import check_binary_columns
 from fedkern_flwr.kernels.random_features import (
     SEED_BYTES,
     check_frequency_seed,

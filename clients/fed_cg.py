@@ -19,7 +19,7 @@ from fedkern_flwr.encoding.encoder import merge_rows
 from fedkern_flwr.errors import CheckpointError, StateError
 from fedkern_flwr.guard import check_selection, check_size, counting, refusal
 from fedkern_flwr.guard.freeze import FOLDS
-from fedkern_flwr.guard.spending import Charge
+from fedkern_flwr.guard.opened import Charge
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import EQUATIONS, block_phases, draw_block, label_weight
 from fedkern_flwr.hybrid.landmarks import (
@@ -51,7 +51,6 @@ from fedkern_flwr.secure_sum.membership import asked
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage
-from fedkern_flwr.wire.sums import Order
 
 from .fed_cg_kernel import (
     HospitalKernel,
@@ -155,13 +154,6 @@ class HybridKernelClient(TableClient):
         default = "clinical" if y is not None else f"centre {self.partition}"
         self.block = default if block is None else block
         self.landmark_seed = landmark_seed
-
-    def products(self, order: Order) -> int:
-        """Return the landmarks, or of covariances the columns, whose products are summed."""
-        if order.name.startswith("equations"):
-            return self.kept.landmarks
-        covariances = order.name.startswith("moments") and self._request.sampling == "C"
-        return self.table.features if covariances else 0
 
     def beside(self, name: str) -> Mapping[int, float]:
         """Return the centres' unknowns of a row, which the normal equations are about as well."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from fedkern_flwr.kernel_pca import MOMENTS, REST, moments
 from fedkern_flwr.kernels.product import features_of
 from fedkern_flwr.node.client import answers
 from fedkern_flwr.node.method_client import MethodClient, contributes
-from fedkern_flwr.wire.sums import Order
 
 Floats = NDArray[np.float64]
 _FAR = 1e100
@@ -27,10 +25,6 @@ class KernelPCAClient(MethodClient):
 
     labels_of_row = 0
     pinned = ("bandwidth", "features", "seed")
-
-    def products(self, order: Order) -> int:
-        """Return w, the features of which number, sum and products are (w + 1) (w + 2) / 2."""
-        return (math.isqrt(8 * order.length + 1) - 3) // 2 if order.name == "moments" else 0
 
     @contributes(MOMENTS)
     def add_moments(self, **kernel: Any) -> dict[str, Any]:

@@ -154,11 +154,6 @@ class OnlineKernelClient(Client):
         self.predictions = None if predictions is None else Path(predictions)
         self.keep_weights = keep_weights
 
-    def products(self, order: Order) -> int:
-        """Return how many raw columns a message sums the products of; only POF-RLS does."""
-        raw = isinstance(self._request, wire.RidgeRequest) and self._request.raw
-        return self.x.shape[1] + 1 if raw and order.name == wire.UPDATE_SUM else 0
-
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""
         held = (self.x_test, self.y_test) if len(self.y_test) else (self.x_test,)

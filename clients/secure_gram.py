@@ -441,7 +441,7 @@ class GramClient(Client):
         return TableError(problem, remedy=remedy, party=self.name, code=code)
 
 
-def disagreement(problem: str, remedy: str = "", *, code: str) -> ProtocolError:
+def disagreement(problem: str, remedy: str | None = None, *, code: str) -> ProtocolError:
     """Return the error of a node that is asked for what its own release would not ask for."""
     remedy = remedy or "run the same release of fedkern-flwr on both sides"
     return ProtocolError(problem, remedy=remedy, code=code)

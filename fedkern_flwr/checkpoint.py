@@ -100,9 +100,7 @@ def temporary_folder() -> Path:
     make_private_folder(folder)
     if folder.is_symlink() or not _own(folder.stat()):
         raise StateError(
-            "the folder for temporary files belongs to somebody else",
-            remedy="give the client a state_dir",
-            code="FK-FOLDER-FOREIGN",
+            "the folder for temporary files belongs to somebody else", code="FK-FOLDER-FOREIGN"
         )
     return folder
 
@@ -128,11 +126,7 @@ def _own(found: os.stat_result) -> bool:
 
 
 def _foreign(path: Path) -> StateError:
-    return StateError(
-        f"{path} is a link, or others own it or may open it",
-        remedy="remove it, then go on",
-        code="FK-FILE-FOREIGN",
-    )
+    return StateError(f"{path} is a link, or others own it or may open it", code="FK-FILE-FOREIGN")
 
 
 # -- which run a message belongs to, and where a node keeps what belongs to a run
@@ -160,11 +154,7 @@ def with_session(
         if isinstance(record, ConfigRecord) and "session" in record
     }
     if len(named) > 1:
-        raise ProtocolError(
-            "a message names two sessions",
-            remedy="run the same release of fedkern-flwr on both sides",
-            code="FK-MESSAGE-FIELD",
-        )
+        raise ProtocolError("a message names two sessions", code="FK-MESSAGE-FIELD")
     session = "".join(named)
     found = session[:_LENGTH] if session.isalnum() else ""
     before = _session.set(found)
@@ -320,9 +310,7 @@ def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         If the file is missing, damaged or of another kind.
     """
     if not path.is_file():
-        raise CheckpointError(
-            f"{path} does not exist", remedy="check the path or start anew", code="FK-FILE-READ"
-        )
+        raise CheckpointError(f"{path} does not exist", code="FK-FILE-READ")
     return _read_arrays(path, path.stat().st_size, str(path))
 
 
@@ -361,9 +349,5 @@ def _read_arrays(
     except _DAMAGE:
         meta = None
     if not isinstance(meta, dict):
-        raise CheckpointError(
-            f"{name} is damaged or not one of ours",
-            remedy="start anew",
-            code="FK-CHECKPOINT-DAMAGED",
-        )
+        raise CheckpointError(f"{name} is damaged or not one of ours", code="FK-CHECKPOINT-DAMAGED")
     return arrays, meta

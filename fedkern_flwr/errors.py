@@ -9,6 +9,9 @@ from __future__ import annotations
 import errno
 import logging
 import re
+import tomllib
+from functools import cache
+from importlib.resources import files
 
 #: Errors of a disk to which nothing can be written.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -22,6 +25,14 @@ def quoted_code(text: str) -> tuple[str, str]:
     return (text, "") if quoted is None else (text[: quoted.start()], quoted[1])
 
 
+@cache
+def _remedies() -> dict[str, str]:
+    """Return code -> what to do, as a line ends with it."""
+    topics = tomllib.loads(files(__package__).joinpath("codes.toml").read_text(encoding="utf-8"))
+    told = {code: remedy for rows in topics.values() for code, (_, remedy) in rows.items()}
+    return {code: f"{text[:1].lower()}{text[1:].rstrip('.')}" for code, text in told.items()}
+
+
 class FedKernError(Exception):
     """Base class of all errors raised by fedkern-flwr.
 
@@ -29,8 +40,8 @@ class FedKernError(Exception):
     ----------
     problem : str
         What is wrong, in a sentence without a full stop.
-    remedy : str (default: "")
-        What the reader can do about it.
+    remedy : str, optional
+        What the reader can do about it, by default what ``codes.toml`` says of the code.
     party : str (default: "")
         The party concerned, such as ``"partition 3"`` or ``"server"``.
     phase : str (default: "")
@@ -54,11 +65,13 @@ class FedKernError(Exception):
         self,
         problem: str,
         *,
-        remedy: str = "",
+        remedy: str | None = None,
         party: str = "",
         phase: str = "",
         code: str = "",
     ) -> None:
+        if remedy is None:
+            remedy = _remedies().get(code, "")
         if not code:  # that of what a node or another error said
             problem, code = quoted_code(problem)
         self.problem, self.remedy, self.party, self.phase = problem, remedy, party, phase
@@ -103,6 +116,20 @@ class RefusedError(ProtocolError):
     """A node cannot take part: its table or its configuration is wrong; found at the start."""
 
     exit_code = 2
+
+
+#: How refusals of a node begin.
+REFUSED = "refused by the node"
+
+
+def refusal(
+    rule: str, party: str = "", remedy: str | None = None, *, code: str = ""
+) -> RefusedError:
+    """Return the error with which a node refuses: it names the rule and quotes no data.
+
+    The client names its party before the error leaves the node.
+    """
+    return RefusedError(f"{REFUSED}: {rule}", remedy=remedy, party=party, code=code)
 
 
 class StateError(ProtocolError):

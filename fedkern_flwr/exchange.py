@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .errors import RefusedError
+from .errors import refusal
 from .privacy.budget import NoisySum, Release
 from .secure_sum.encoding import Encoding
 
@@ -30,11 +30,7 @@ def one_party(partition: int) -> int:
     RefusedError
     """
     if partition < 0:
-        raise RefusedError(
-            "refused by the node: a sum of one party's would be the server's",
-            remedy="run the same release on both sides",
-            code="FK-ORDER-TERMS",
-        )
+        raise refusal("a sum of one party's would be the server's", code="FK-ORDER-TERMS")
     return partition
 
 
@@ -69,7 +65,9 @@ class SumSpec:
     held_out : bool (default: False)
         Of a release: whether it is about held-out rows.
     rows : (int, int), optional
-        Of a release: which rows it is about, see :class:`~fedkern_flwr.guard.spending.Charge`.
+        Of a release: which rows it is about, see :class:`~fedkern_flwr.guard.opened.Charge`.
+    products : int (default: 0)
+        Columns of which it has the products: nodes ask for two hidden rows for each.
     nobodys : bool (default: False)
         Whether it is about no rows: then it needs no noise.
     cohort : int (default: 0)
@@ -95,6 +93,7 @@ class SumSpec:
     release: Release | None = None
     held_out: bool = False
     rows: tuple[int, int] | None = None
+    products: int = 0
     nobodys: bool = False
     cohort: int = 0
     bound: bool = False

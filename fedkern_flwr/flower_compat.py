@@ -20,50 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
-from flwr.client import Client, NumPyClient
+from flwr.client import Client as Client
+from flwr.client import NumPyClient as NumPyClient
 
 logger = logging.getLogger("fedkern_flwr")
-
-__all__ = [
-    "ACTOR_DIED",
-    "APP_UNSIGNED",
-    "CLIENT_CRASHED",
-    "CLIENT_RAISED",
-    "COMES",
-    "CONNECTED",
-    "DISCONNECTED",
-    "DONE",
-    "GIVES_UP",
-    "MESSAGE_LOST",
-    "NODE_UNAVAILABLE",
-    "NOT_ACTIVATED",
-    "RUN_OF_MESSAGE",
-    "STOPPED",
-    "THERE",
-    "Client",
-    "Control",
-    "NumPyClient",
-    "Refused",
-    "TaskQueue",
-    "answer_task",
-    "config_record",
-    "copy_message",
-    "empty_run",
-    "installed_app",
-    "is_simulated",
-    "is_started_for_message",
-    "mend_supernode",
-    "message_round_trip",
-    "pack_context",
-    "patient",
-    "quiet_flower",
-    "run_supernode",
-    "set_task_identity",
-    "set_telemetry",
-    "stamp_message",
-    "time_the_log",
-    "unpack_context",
-]
 
 #: Error codes of ``flwr.common.constant.ErrorCode``.
 ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE, APP_UNSIGNED, CLIENT_CRASHED = 0, 2, 5, 7, 8

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 #: (1 + 1 / D) (1 - c^2), see :func:`~fedkern_flwr.privacy.accounting.ridge`: together at most 4.5,
 #: for D = 1 and c = -1 / 2.
 SENSITIVITY = math.sqrt(4.5)
-MOMENTS = Sum("moments", bound=1.0, sensitivity=SENSITIVITY)
+MOMENTS = Sum("moments", bound=1.0, sensitivity=SENSITIVITY, products="sum")
 #: Of held-out rows: two numbers in [0, 4].
 REST_SENSITIVITY = math.sqrt(2.0) * 4.0
 REST = Sum("rest", bound=4.0, held_out=True, sensitivity=REST_SENSITIVITY)

@@ -122,7 +122,8 @@ class Method(Strategy):
         floor(2 K / 3) + 1. With a server that follows the protocol, t - 1 clients together cannot
         open another's vector up to 30 clients; with more it takes 65 % of the few with whom a
         client shares masks. With one that lies about survivors, pinned identities are needed, and
-        fewer than 2 t - K and than those 65 % may collude (:mod:`fedkern_flwr.secure_sum.votes`).
+        fewer than 2 t - K and than those 65 % may collude, see
+        :mod:`fedkern_flwr.secure_sum.membership`.
     min_cohort : int (default: 2)
         Of secure sums: least number of clients in a sum whatever the threshold.
     **common
@@ -226,9 +227,7 @@ class Method(Strategy):
         """Refuse options without a name."""
         if unnamed:
             raise UnknownOptionError(
-                f"{cls.__name__} takes options by name only",
-                remedy="write name=value for each",
-                code="FK-OPTION-NAME",
+                f"{cls.__name__} takes options by name only", code="FK-OPTION-NAME"
             )
         return super().__new__(cls)
 
@@ -266,11 +265,7 @@ class Method(Strategy):
                 )
             raise unknown_option(type(self), name)
         if resume and checkpoint is None:
-            raise OptionError(
-                "resume without a checkpoint",
-                remedy="name the checkpoint file",
-                code="FK-OPTION-PARTNER",
-            )
+            raise OptionError("resume without a checkpoint", code="FK-OPTION-PARTNER")
         self.seed, self.attempts, self.threshold = seed, attempts, threshold
         self.min_clients, self.max_missed = min_clients, max_missed
         self.node_timeout, self.min_cohort = node_timeout, min_cohort
@@ -528,16 +523,10 @@ class Method(Strategy):
         """
         if self.stage == "failed":
             raise OptionError(
-                f"the last run of {self.method} failed and left no model",
-                remedy="do what its error says, then start again or resume it",
-                code="FK-MODEL-FAILED",
+                f"the last run of {self.method} failed and left no model", code="FK-MODEL-FAILED"
             )
         if self.stage == "new":
-            raise OptionError(
-                f"there is no model of {self.method} yet",
-                remedy="start a run first",
-                code="FK-MODEL-NONE",
-            )
+            raise OptionError(f"there is no model of {self.method} yet", code="FK-MODEL-NONE")
 
     # -- Flower's interface
 
@@ -646,7 +635,7 @@ class Method(Strategy):
         self.is_secure = secure = self.takes_sums(grid)
         self.simulated, grid, nodes = is_simulated(grid), swift(grid), self.nodes
         self.summary()
-        rules = self.run_rules()
+        rules = RunRules.of(self)
         log = RunLog(self, rules, nodes)
         restored = log.restore()
         nodes.gather(
@@ -688,22 +677,6 @@ class Method(Strategy):
         finally:
             if nodes.watch is not None:
                 nodes.watch.close()
-
-    def run_rules(self) -> RunRules:
-        """Return how the run is kept and repeated."""
-        return RunRules(
-            name=self.method,
-            attempts=self.attempts,
-            checkpoint=self.checkpoint,
-            checkpoint_every=self.checkpoint_every,
-            resume=self.resume,
-            confirmed=self.confirmed,
-            opens_once=self.opens_once,
-            reopens=self.reopens,
-            counts_replies=self.counts_replies,
-            budget=self.budget,
-            releases=self.releases,
-        )
 
     def _show_replies(self) -> Callable[[int, Message], None]:
         """Return what shows the progress of a run with few exchanges of many replies."""

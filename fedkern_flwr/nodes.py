@@ -209,7 +209,6 @@ class Nodes:
                 there, seconds = len(fresh) + len(self.parties), f"{self.node_timeout:g} s"
                 raise CohortError(
                     f"{there} of {expected} nodes connected within {seconds}",
-                    remedy="start the missing nodes or allow more time",
                     phase=_DESCRIBE,
                     code="FK-PARTIES-AWAITED",
                 )
@@ -256,7 +255,6 @@ class Nodes:
             except ProtocolError as error:  # of the same protocol
                 raise ProtocolError(
                     f"it serves no client of {self.method}: {error.problem}",
-                    remedy="serve the client that belongs to the strategy",
                     party=party,
                     phase=_DESCRIBE,
                     code="FK-NODE-METHOD",
@@ -264,7 +262,6 @@ class Nodes:
             if asked.secure and len(found.public_key) != KEY_BYTES:
                 raise ProtocolError(
                     "it sent no key for secure sums",
-                    remedy="serve one of the clients in fedkern_flwr.clients on this node",
                     party=found.called,
                     phase=_DESCRIBE,
                     code="FK-NODE-FOREIGN",
@@ -650,7 +647,8 @@ def _refuse_failures(failures: Mapping[int, Failure]) -> None:
     if failure.kind == "raised" and found is not None:
         problem, code = quoted_code(found[2] or found[3])
         party = found[1] or f"node {node}"
-        raise RefusedError(problem + more, party=party, phase=_DESCRIBE, code=code)
+        told = problem + more  # with its remedy
+        raise RefusedError(told, remedy="", party=party, phase=_DESCRIBE, code=code)
     for node, failure in sorted(failures.items()):
         check_refusal(failure.detail, party=f"node {node}")
     problem, code = quoted_code(str(failure))

@@ -7,11 +7,14 @@ import logging
 import math
 import os
 import resource
+import tomllib
 import types
+from ast import literal_eval
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -241,7 +244,6 @@ def check_memory(name: str, value: float, numbers: float) -> None:
         raise OptionError(
             f"{name} is {value}: its arrays take {needed / 1e9:,.1f} GB, "
             f"and this machine has {there / 1e9:,.1f} GB",
-            remedy=f"use less {name}",
             code="FK-OPTION-MEMORY",
         )
 
@@ -279,9 +281,6 @@ def unknown_option(cls: Any, name: str) -> UnknownOptionError:
 # the sentence of its row and a code that stays. The rows go in the release after this one.
 
 logger = logging.getLogger(__name__)
-
-_PAPERS = "fedkern_flwr.simulations.papers"
-_BOUND = 2.0**20  # the bound of a column's values where nothing was said
 
 
 class RemovedOptionError(OptionError):
@@ -329,133 +328,22 @@ class Removed:
         )
 
 
-def _encoders(default: Any, places: str = "run", *more: Any) -> Removed:
-    return Removed(
-        "ENCODERS",
-        "run the app `ranges` before, and name the file it writes as `encoder` in each node's "
-        "configuration",
-        (default, *more),
-        places=places,
-    )
+def _removed() -> tuple[dict[str, dict[str, Removed]], Removed]:
+    """Read what went; values are written as Python's."""
+    found = tomllib.loads(files(__package__).joinpath("removed.toml").read_text(encoding="utf-8"))
+    instead, rows = found.pop("instead"), dict[str, dict[str, Removed]]()
+    for method, options in found.items():
+        rows[method] = {}
+        for name, (code, places, *values) in options.items():
+            read = [literal_eval(f"({one},)" if one else "()") for one in values]
+            defaults, went = (*read, ())[:2]
+            rows[method][name] = Removed(code, instead[code], defaults, went, places)
+    return rows, Removed("AUDIT", instead["AUDIT"])
 
 
-_MERGE = Removed(
-    "MERGE",
-    "leave it out, each row is then summed once; "
-    f"{_PAPERS}.secure_gram has the maximum of the paper's section 3.1",
-    ("disjoint",),
-    places="run client node",
-)
-_PRODUCT = Removed(
-    "PRODUCT",
-    "leave it out, the multiplier then goes to the user; "
-    f"{_PAPERS}.hierarchical_svm has the product of the paper's section 3.3",
-    ("local",),
-    places="run client node",
-)
-
-#: Method -> name of the option -> what there is to say.
-REMOVED: Mapping[str, Mapping[str, Removed]] = {
-    "fed-cg": {
-        "common_encoders": _encoders(False),
-        "encode": _encoders(False, "client node"),
-        "value_bound": _encoders(None, "run client node", _BOUND),
-        "encoder_scaling": _encoders("auto"),
-        "encoder_categories": _encoders("auto"),
-        "kinds": _encoders(None, "client"),
-        "categories": _encoders(None, "client"),
-        "categories_test": _encoders(None, "client"),
-        "category_key": _encoders(b"", "client", None),
-        "encoders": _encoders({}, "model"),
-        "protocol": Removed(
-            "PROTOCOL",
-            f"use secure sums, which are the default; {_PAPERS}.fedcg has the paper's protocols",
-            ("secure",),
-            places="run client node",
-        ),
-        "sampling": Removed(
-            "SAMPLING",
-            "use U, N or C; where all rows may be in one place, "
-            f"{_PAPERS}.fedcg takes training rows as landmarks",
-            values=("P",),
-        ),
-        "reconstruction": Removed(
-            "RECONSTRUCTION",
-            "leave it out; `fedkern compare fed-cg-figure8` and `fedkern audit fed-cg` attack the "
-            "paper's protocol",
-            (False,),
-        ),
-        "landmarks": Removed(
-            "LANDMARKS",
-            "leave it out, nodes draw their landmarks; "
-            f"{_PAPERS}.fedcg takes landmarks that were chosen elsewhere",
-            (None,),
-            places="client",
-        ),
-    },
-    "fdskl": {
-        "topology": Removed(
-            "TOPOLOGY",
-            "use the star, which is the default; "
-            f"{_PAPERS}.fdskl adds up over the paper's two trees",
-            ("star",),
-            places="run client node",
-        ),
-        "frequencies": Removed(
-            "FREQUENCIES",
-            "leave it out, each party then draws its own frequencies; "
-            f"{_PAPERS}.fdskl draws them all from one seed",
-            ("private",),
-            places="run client node",
-        ),
-    },
-    "hierarchical-svm": {
-        "architecture": Removed(
-            "CHAIN",
-            "use architecture hierarchical or centralised; "
-            f"{_PAPERS}.hierarchical_svm has the chain of users",
-            values=("chain",),
-        ),
-        "agent_topology": Removed(
-            "RING",
-            "leave it out, the agents' terms are then summed with pairwise masks; "
-            f"{_PAPERS}.hierarchical_svm has the ring",
-            ("pairwise",),
-        ),
-        "consensus": Removed(
-            "CONSENSUS",
-            "leave it out, the run then reaches the optimum of the pooled rows; "
-            f"{_PAPERS}.hierarchical_svm has the paper's equation 11",
-            ("exact",),
-        ),
-        "product": _PRODUCT,
-        "pipelined": Removed(
-            "PIPELINED",
-            "leave it out, there is one form of an iteration now, and the model is the same",
-            (None, "auto", True, False),
-        ),
-    },
-    "secure-gram": {"merge": _MERGE},
-    "fed-cfk": {
-        "merge": _MERGE,
-        "request": Removed(
-            "REQUEST",
-            "leave it out, a user's node then asks for all items; "
-            f"{_PAPERS}.secure_gram has the noisy requests of the paper's section 3.2",
-            ("full",),
-            places="run client node",
-        ),
-        "noise_seed": Removed(
-            "REQUEST", "leave it out, there are no noisy requests", (None,), places="client"
-        ),
-    },
-}
-#: Options of ``fedkern audit``, which attacks the papers' protocols and the defaults.
-AUDIT = Removed(
-    "AUDIT",
-    "leave it out, an audit has the options of no method; what a run shows is in its result.json, "
-    "under privacy",
-)
+#: Method -> name of the option -> what there is to say; and of ``fedkern audit``, which attacks the
+#: papers' protocols and the defaults.
+REMOVED, AUDIT = _removed()
 #: Client -> method whose rows are the client's.
 CLIENTS = {
     "HybridKernelClient": "fed-cg",

@@ -134,11 +134,7 @@ class Overlap:
         for node, message in outcome.replies.items():
             (kind, asked), partition = self._asked[node], self.nodes.parties[node].partition
             try:
-                reply = read_reply(kind, message, party=nodes.name(node))
-                if reply.round != asked:
-                    raise ProtocolError(
-                        f"the reply belongs to exchange {reply.round}", code="FK-MESSAGE-ORDER"
-                    )
+                reply = read_reply(kind, message, party=nodes.name(node), of=asked)
                 self.check(partition, reply)
             except ProtocolError as error:
                 failed[node] = Failure.invalid(error)

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from .errors import CohortError, ProtocolError, SumError, quoted_code
-from .exchange import SERVER, SumSpec
+from .exchange import SERVER
 from .failure import Failure, count_failures
 from .nodes import Nodes, logger
 from .overlap import Overlap
@@ -97,8 +97,8 @@ class RunRules:
 
     Attributes
     ----------
-    name : str
-        Of the method.
+    method : str
+        Its name.
     attempts : int
         A question that too few answered is asked so often in all.
     checkpoint : Path, optional
@@ -115,7 +115,7 @@ class RunRules:
         Sums about the same rows that share that budget.
     """
 
-    name: str
+    method: str
     attempts: int = 5
     checkpoint: Path | None = None
     checkpoint_every: int = 50
@@ -126,6 +126,11 @@ class RunRules:
     counts_replies: bool = False
     budget: Budget | None = None
     releases: int = 1
+
+    @classmethod
+    def of(cls, method: object) -> RunRules:
+        """Return what a method declares."""
+        return cls(**{rule.name: getattr(method, rule.name) for rule in fields(cls)})
 
 
 @dataclass
@@ -249,9 +254,7 @@ class Run:
         if isinstance(step, Ask):
             return _by_party(self._known_or(step.what, lambda: self._ask_by_name(step)))
         raise ProtocolError(
-            f"rounds() yielded {type(step).__name__}, which is no step",
-            remedy="yield Sum, Ask, Deliver, Save or Round",
-            code="FK-METHOD-STEP",
+            f"rounds() yielded {type(step).__name__}, which is no step", code="FK-METHOD-STEP"
         )
 
     def _known_or(self, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -285,16 +288,12 @@ class Run:
 
     def _sum(self, step: Sum) -> NDArray[np.float64]:
         if not step.shapes:
-            raise ProtocolError(
-                f"the sum {step.name!r} has no shapes",
-                remedy="yield it with the shapes of what is added: NAME(shapes, **arguments)",
-                code="FK-METHOD-STEP",
-            )
+            raise ProtocolError(f"the sum {step.name!r} has no shapes", code="FK-METHOD-STEP")
         budget, name, cohort = self.rules.budget, step.full_name, self._sums.membership.cohorts[0]
         parties = {p.partition: p for p in self.nodes.parties.values()}
         rows = [parties[p].test_rows if step.held_out else parties[p].rows for p in cohort.members]
         about: Any = {"least": cohort.threshold, "releases": self.rules.releases}
-        spec = step.spec(sum(step.sizes.values()), rows, budget, **about)
+        spec = step.spec(step.sizes, rows, budget, **about)
         found = self.ask(
             Ask(
                 self._request(step.name, step.ask, step.sizes),
@@ -536,12 +535,8 @@ class Run:
                 question.idle.discard(node)
                 continue
             try:
-                kind, sizes = kinds[partition], step.sizes
-                answer = read_reply(kind, message, party=nodes.name(node), **sizes)
-                if answer.round != self.log.number:
-                    raise ProtocolError(
-                        f"the reply belongs to exchange {answer.round}", code="FK-MESSAGE-ORDER"
-                    )
+                about: Any = {"party": nodes.name(node), "of": self.log.number, **step.sizes}
+                answer = read_reply(kinds[partition], message, **about)
                 self.program.check_answer(partition, answer)
             except ProtocolError as error:
                 question.failures[node] = Failure.invalid(error)
@@ -613,23 +608,16 @@ class Run:
         self, step: Ask, requests: Mapping[int, PhaseMessage], without: Iterable[str] = ()
     ) -> dict[str, RunningSum]:
         """Order the sums of the next exchange, but for some."""
-        return {
-            term.key: self._sums.order(
-                self._bound(step, term, requests) if term.bound else term.name,
-                term.length,
-                term.encoding.noisy(term.noise),
-                cohort=term.cohort,
-                receiver=term.receiver,
-                self_masks=term.self_masks,
-            )
-            for term in step.sums
-            if term.key not in without
-        }
-
-    def _bound(self, step: Ask, term: SumSpec, requests: Mapping[int, PhaseMessage]) -> str:
-        members = self._sums.membership.cohorts[term.cohort].members
-        asked = [requests[p] for p in members if p in requests]
-        return bind(term.name, self._addressed(asked[0], self._next(step))) if asked else term.name
+        found = {}
+        for term in step.sums:
+            if term.key in without:
+                continue
+            name, members = term.name, self._sums.membership.cohorts[term.cohort].members
+            asked = [requests[p] for p in members if p in requests]
+            if term.bound and asked:
+                name = bind(name, self._addressed(asked[0], self._next(step)))
+            found[term.key] = self._sums.order(term, name)
+        return found
 
     def _opened(
         self, step: Ask, replies: dict[int, Any], running: dict[str, RunningSum]

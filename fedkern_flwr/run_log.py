@@ -85,12 +85,10 @@ class RunLog:
         made, own = meta.get("options"), self.program.options()
         if isinstance(made, dict):
             values = made != own  # or they are those of this strategy
-            made = take_out(self.rules.name, made, known=own, values=values, level=logging.INFO)
+            made = take_out(self.rules.method, made, known=own, values=values, level=logging.INFO)
         if made != own:
             raise CheckpointError(
-                f"{file} belongs to a run with other options",
-                remedy="resume with the options of that run",
-                code="FK-CHECKPOINT-OTHER",
+                f"{file} belongs to a run with other options", code="FK-CHECKPOINT-OTHER"
             )
         self.nodes.go_on(meta)
         self.program.go_on(meta)
@@ -130,7 +128,6 @@ class RunLog:
         if (opened > known and not self.rules.reopens) or meta["log"] is None:
             raise CheckpointError(
                 "the run broke off while a sum was being opened, and it may not be summed again",
-                remedy="start anew, with all of the clients",
                 code="FK-CHECKPOINT-OPENED",
             )
         answered = max((party.answered for party in parties), default=0)

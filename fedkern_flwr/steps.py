@@ -45,6 +45,9 @@ class Sum:
         Euclidean length by which a row that takes another's place moves a client's numbers, at
         most: the handler must see to that. Runs with a budget of privacy need one for each sum, see
         :class:`~fedkern_flwr.method.PrivateMethod`.
+    products : str (default: "")
+        Of a sum of products of columns, such as second moments: the key with a number for each of
+        the columns. Nodes then ask for two hidden rows for each column.
     rounds : bool (default: False)
         Whether a run has several rounds of it. Else a node helps to open one in a run.
     shapes : mapping
@@ -59,6 +62,7 @@ class Sum:
     per: Literal["row", "client"] = "row"
     held_out: bool = False
     sensitivity: float | None = None
+    products: str = ""
     rounds: bool = False
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
     ask: Values = field(default_factory=dict, hash=False)
@@ -84,7 +88,7 @@ class Sum:
 
     def spec(
         self,
-        length: int,
+        sizes: Mapping[str, int],
         rows: Sequence[int],
         budget: Budget | None,
         *,
@@ -95,8 +99,8 @@ class Sum:
 
         Parameters
         ----------
-        length : int
-            Numbers of each client.
+        sizes : mapping
+            Key -> numbers of each client.
         rows : sequence of int
             Of each client, held out or not.
         budget : Budget or None
@@ -112,11 +116,10 @@ class Sum:
             There is a budget, and the sum has no sensitivity.
         """
         most = max(1, *rows) if self.per == "row" else 1
-        release = None
+        length, release = sum(sizes.values()), None
         if budget is not None and self.sensitivity is None:
             raise OptionError(
                 f"the sum {self.full_name!r} has no sensitivity, so no noise is enough for it",
-                remedy="state one where it is declared, or leave out privacy_epsilon",
                 code="FK-BUDGET-SENSITIVITY",
             )
         if budget is not None and self.sensitivity is not None:
@@ -137,6 +140,7 @@ class Sum:
             everybody=True,
             release=release,
             held_out=self.held_out,
+            products=sizes.get(self.products, 0),
         )
 
 
@@ -205,7 +209,6 @@ class Ask:
         if self.ends and (self.until != "each" or any(term.self_masks for term in self.sums)):
             raise ProtocolError(
                 "an Ask that ends the run has other sums than of whole cohorts",
-                remedy="ask until each has answered, with self_masks=False in its terms",
                 code="FK-METHOD-STEP",
             )
 

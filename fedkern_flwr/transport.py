@@ -165,13 +165,16 @@ def take_sections(message: Message, *, party: str) -> list[Section]:
     return sections
 
 
-def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int) -> Reply:
+def read_reply(
+    reply: type[Reply], message: Message, *, party: str, of: int | None = None, **sizes: int
+) -> Reply:
     """Check and rebuild the reply that a message carries.
 
     Raises
     ------
     ProtocolError
-        If the message is not a proper reply of this phase, or a text in it is no plain line.
+        If the message is not a proper reply of this phase, belongs to another exchange than that
+        ``of`` this number, or a text in it is no plain line.
     """
     content = message.content
     try:
@@ -181,7 +184,6 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
     except (KeyError, ValueError, TypeError, AttributeError):
         raise ProtocolError(
             "the reply is not one of a fedkern-flwr client",
-            remedy="serve one of the clients in fedkern_flwr.clients on this node",
             party=party,
             phase=reply.phase,
             code="FK-NODE-FOREIGN",
@@ -191,11 +193,13 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
         if isinstance(value, str) and (len(value) > LONGEST or not value.isprintable()):
             raise ProtocolError(
                 f"its {name} is no line of at most {LONGEST} printable characters",
-                remedy="correct that node's configuration",
                 party=party,
                 phase=reply.phase,
                 code="FK-MESSAGE-TEXT",
             )
+    told = getattr(found, "round", of)
+    if of is not None and told != of:
+        raise ProtocolError(f"the reply belongs to exchange {told}", code="FK-MESSAGE-ORDER")
     return found
 
 

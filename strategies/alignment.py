@@ -166,7 +166,12 @@ class AlignIds(Method):
 
 
 def _wrong(
-    partition: int, reply: wire.AlignReply, problem: str, remedy: str = "", *, code: str
+    partition: int,
+    reply: wire.AlignReply,
+    problem: str,
+    remedy: str | None = None,
+    *,
+    code: str,
 ) -> ProtocolError:
     """Return the error with which a run ends for what a party answered."""
     party = f"partition {partition}"

@@ -36,7 +36,6 @@ from typing import Any, Literal
 import numpy as np
 
 from fedkern_flwr.errors import CohortError
-from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.failure import Failure
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats, Residuals, global_center, may_advance
@@ -294,14 +293,14 @@ class GroupLoop:
             if count > 1:
                 name = wire.LEFT_SUM if self.lost else wire.AGENTS_SUM
                 specs = next(iter(combine.values())).sum_specs(replace(facts, cohort=1 + count))
-                self.total = self._order(next(spec for spec in specs if spec.name == name))
+                self.total = self.sums.order(next(spec for spec in specs if spec.name == name))
                 sums.append(self.total)
         for number in sorted(groups):
             one = self.live[number]
             agent, one.deadline, one.sealed = one.group.agent, self.post.deadline, b""
             own = replace(facts, told=one.name, cohort=1 + one.place)
             (spec,) = next(iter(one.told.values())).sum_specs(own)
-            one.sum = self._order(spec)
+            one.sum = self.sums.order(spec)
             sums.append(one.sum)
             requests[agent] = combine[agent]
             for user, request in one.told.items():
@@ -312,17 +311,6 @@ class GroupLoop:
             one.group.agent: one.before for one in self.live.values() if one.before is not None
         }
         self.post.send(requests, replies, sums, deliveries, number=self.tick)
-
-    def _order(self, spec: SumSpec) -> RunningSum:
-        order: RunningSum = self.sums.order(
-            spec.name,
-            spec.length,
-            spec.encoding,
-            cohort=spec.cohort,
-            receiver=spec.receiver,
-            self_masks=spec.self_masks,
-        )
-        return order
 
     def _user_requests(self, one: Live, *, opening: bool) -> dict[int, wire.StepWithAgentRequest]:
         """Return what the users of a group are told; the first time nothing of an iteration."""

@@ -499,7 +499,7 @@ class RowRun:
                 self_masks=True, bins=self.yard.bins, model=model, attempt=attempt
             )
             (spec,) = request.sum_specs(self.now)
-            running = sums.order(spec.name, spec.length, spec.encoding, cohort=spec.cohort)
+            running = sums.order(spec)
             how: dict[str, Any] = {"until": "tried", "number": self.step, "running": [running]}
             yield Ask(dict.fromkeys(there, request), reply=wire.EvaluateReply, **how)
             if set(there) <= set(running.uploaded):

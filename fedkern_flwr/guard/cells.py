@@ -299,8 +299,6 @@ def check_rows(
     if few(cells.members([*like, new])) - before:
         raise RefusedError(
             f"refused: fewer than {max(least, parts)} rows would be told apart from all others",
-            remedy="ask for the rows of earlier runs, or for many others; FedCG takes all rows "
-            "with --missing neutral, whoever lacks some",
             code="FK-FREEZE-ROWS",
         )
 
@@ -340,7 +338,6 @@ def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
     if new.width and after.lacking > before.lacking:
         raise RefusedError(
             f"refused: products of {new.width} columns would be opened about too few hidden rows",
-            remedy=f"use fewer columns or landmarks: each needs {ROWS_PER_COLUMN} rows",
             code="FK-CELLS-WIDTH",
         )
     loads = after.loads
@@ -349,8 +346,6 @@ def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
         raise RefusedError(
             "refused by the release limit: more numbers than unknowns would be opened about some "
             "rows, over all runs",
-            remedy="use fewer landmarks, features, columns or rounds, or repeat an earlier run "
-            "with its options, which costs nothing",
             code="FK-CELLS-NUMBERS",
         )
 
@@ -491,15 +486,12 @@ def check_parties(
             raise RefusedError(
                 f"refused: fewer than {least} parties were in every cohort with which some of its "
                 "rows were summed",
-                remedy="start the run with the parties of the earlier runs",
                 code="FK-CELLS-PARTIES",
             )
         if not allow_one and any(len(new.cohort ^ cohort) == 1 for cohort in earlier):
             raise RefusedError(
                 "refused: its parties are those of an earlier run and one more or less, whose "
                 "totals would be the difference",
-                remedy="start the run with the parties of the earlier runs, or have the owners "
-                "set allow_party_change",
                 code="FK-CELLS-ONE-APART",
             )
 

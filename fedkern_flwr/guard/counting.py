@@ -175,11 +175,7 @@ def too_many(numbers: int, unknowns: float) -> str:
 def small_sum(problem: str, party: str = "") -> RefusedError:
     """Return the error with which a release of too many numbers is refused, on either side."""
     return RefusedError(
-        f"refused by the rule of counting: {problem}",
-        remedy="take more samples or rows per sum, release fewer kernels or features, or have the "
-        "owners of the nodes set allow_small_sums",
-        party=party,
-        code="FK-POLICY-COUNTING",
+        f"refused by the rule of counting: {problem}", party=party, code="FK-POLICY-COUNTING"
     )
 
 

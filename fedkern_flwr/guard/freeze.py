@@ -205,7 +205,6 @@ class Freeze:
         if rows.strata is not None and waits > _MAX_WAITING * every:
             raise OptionError(
                 f"with these strata {waits} of {every} rows would be in no block",
-                remedy="name fewer strata, or merge rare values",
                 code="FK-FREEZE-STRATA",
             )
         return made, change
@@ -236,14 +235,9 @@ class Freeze:
                 kept = {n: meta[n] for n in _META} | {n: arrays[n] for n in _ARRAYS}
                 return cls(bytes.fromhex(meta["key"]), **kept)
         except (CheckpointError, KeyError, TypeError, ValueError):
-            raise OptionError(
-                f"{FILE} is damaged",
-                remedy="bring back a copy: without it nobody can tell what was answered",
-                code="FK-FREEZE-FILE",
-            ) from None
+            raise OptionError(f"{FILE} is damaged", code="FK-FREEZE-FILE") from None
         raise OptionError(
             f"{FILE} has version {meta['version']}, this release knows {VERSION}",
-            remedy="run the release of fedkern-flwr that wrote it",
             code="FK-FREEZE-VERSION",
         )
 

@@ -16,7 +16,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -25,26 +25,27 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ProtocolError
+from ..errors import ProtocolError, refusal
 from ..secure_sum.crypto import KEY_BYTES
-from ..secure_sum.party import OTHER_PARTIES
+from ..secure_sum.party import other_parties
 from .cells import needed_rows
 from .freeze import Freeze, changing, freeze_folder, open_freeze
 from .ledger_file import FILE, Entries, LedgerFile
 from .opened import (
+    Charge,
     Left,
     Opened,
     Opening,
-    Rules,
+    charge,
     check_freeze,
     contents_of,
     frozen_rows,
+    learned_rows,
     opened_sums,
+    spent_in_all,
 )
-from .orders import refusal
-from .policy import RULES
+from .policy import RULES, Rules
 from .rows import OwnRows, Places, RowSet, Streamed, again, digest
-from .spending import Charge, charge, learned_rows, spent_in_all
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -170,6 +171,16 @@ class NodeLedger:
         with self.file.writing():
             pass
 
+    @otherwise(nullcontext())
+    def held(self) -> AbstractContextManager[object]:
+        """Open the file once for the block, in which a message is answered."""
+        return self.file.held()
+
+    @otherwise(nullcontext())
+    def entering(self) -> AbstractContextManager[object]:
+        """Put all that the block enters on disk together, or nothing of it."""
+        return self.file.writing()
+
     # -- a run
 
     def open_run(
@@ -216,7 +227,6 @@ class NodeLedger:
             if db.value("SELECT 1 FROM runs WHERE session = ? AND cleaned", named):
                 raise refusal(
                     "what this node had kept of the run was removed by its owner",
-                    remedy="start a new run",
                     code="FK-SESSION-CLEANED",
                 )
             content = rows.digest(key)
@@ -272,13 +282,12 @@ class NodeLedger:
             if places is None:
                 places = self._freeze_arrays(rows, needed=needed_rows(sums), ledger=mark)
             freeze = open_freeze(self._folder)
-            kept = db.keep_array(places.tobytes()), contents_of(db, freeze, places)
-            db.execute("UPDATE runs SET places = ?, frozen = ? WHERE id = ?", (*kept, run["id"]))
+            place = db.keep_array(places.tobytes())
+            self._note(session, places=place, frozen=contents_of(db, freeze, places))
             if run["planned"]:
                 return Left(*json.loads(run["planned"]))
             left = Opened(db, run["id"], freeze, self.rules).plan()
-            plan = json.dumps(left), run["id"]
-            db.execute("UPDATE runs SET planned = ? WHERE id = ?", plan)
+            self._note(session, planned=json.dumps(left))
             return left
 
     def _same_table(self, db: Entries, run: Run, freeze: Freeze) -> Places | None:
@@ -315,7 +324,6 @@ class NodeLedger:
         if (places < 0).any():
             raise refusal(
                 "its table has changed, and the changes form no whole blocks",
-                remedy="give the table as it was frozen; the node's log says what waits",
                 code="FK-FREEZE-WAITS",
             )
         return places
@@ -408,11 +416,7 @@ class NodeLedger:
             db.execute("INSERT OR IGNORE INTO shown VALUES (?, ?, ?)", (run, known, among))
             query = "SELECT among FROM shown WHERE run = ? AND mark = ?"
             if db.value(query, run, known) != among:
-                raise refusal(
-                    OTHER_PARTIES,
-                    remedy="go on with those, or start another run",
-                    code="FK-ORDER-PARTIES",
-                )
+                raise other_parties()
 
     @otherwise(None)
     def record(self, session: str) -> str | None:
@@ -429,9 +433,7 @@ class NodeLedger:
     @otherwise(None)
     def keep_record(self, session: str, record: str) -> None:
         """Keep the node's record of a run, before what it is about leaves the node."""
-        with self.file.writing() as db:
-            place = record, digest(db.key, session.encode()), self.partition
-            db.execute("UPDATE runs SET record = ? WHERE session = ? AND partition = ?", place)
+        self._note(session, record=record)
 
     @otherwise(None)
     def fail(self) -> None:
@@ -457,9 +459,7 @@ class NodeLedger:
         """
         if self.exists and self.failures() >= _FAILURES:
             raise refusal(
-                f"{_FAILURES} runs have failed here by values of rows",
-                remedy="its owner looks at its log, then `fedkern node freeze --reset-failures`",
-                code="FK-NODE-FAILURES",
+                f"{_FAILURES} runs have failed here by values of rows", code="FK-NODE-FAILURES"
             )
 
     def has_exact_sums(self, session: str) -> bool:
@@ -496,9 +496,9 @@ class NodeLedger:
         """
         if not self.counts:
             return known or secrets.token_bytes(KEY_BYTES)
-        with self._within(session) as (db, run):
-            key = bytes(run["noise"]) or secrets.token_bytes(32)
-            db.execute("UPDATE runs SET noise = ? WHERE id = ?", (key, run["id"]))
+        with self._within(session) as (_, run):
+            key = bytes(run["noise"]) or secrets.token_bytes(KEY_BYTES)
+            self._note(session, noise=key)
             return key
 
     def split_key(self) -> bytes:
@@ -515,10 +515,7 @@ class NodeLedger:
     @otherwise(None)
     def end_run(self, session: str) -> None:
         """Note that a run has ended, and erase the key of its noise."""
-        with self.file.writing() as db:
-            place = _now(), digest(db.key, session.encode()), self.partition
-            query = "UPDATE runs SET ended = ?, noise = x'' WHERE session = ? AND partition = ?"
-            db.execute(query, place)
+        self._note(session, ended=_now(), noise=b"")
 
     def tell(
         self, session: str, asked: str, rows: NDArray[np.integer[Any]], figures: list[float]
@@ -555,7 +552,6 @@ class NodeLedger:
                 if 0 < apart < min(policy.min_evaluation_rows, len(about)):
                     raise refusal(
                         "figures of nearly the same held-out rows were told before",
-                        remedy="ask for the rows of earlier runs",
                         code="FK-FREEZE-ROWS",
                     )
             done = db.value("SELECT count(*) FROM evaluations WHERE rows = ?", judged)
@@ -609,7 +605,6 @@ class NodeLedger:
                 numbers = ", ".join(map(str, sorted(before)))
                 raise refusal(
                     f"stream: some of its new rows took part in earlier runs ({numbers})",
-                    remedy="go on after them",
                     code="FK-LEDGER-STREAM",
                 )
             pairs = [(name, run) for name in _signed(rows.names)]
@@ -655,9 +650,7 @@ class NodeLedger:
         rows = learned_rows(db, run)
         if np.isin(rows.names, names).any() or np.isin(rows.values, names).any():
             raise refusal(
-                "stream: some of its rows took part as rows of a stream",
-                remedy="leave them out",
-                code="FK-LEDGER-STREAM",
+                "stream: some of its rows took part as rows of a stream", code="FK-LEDGER-STREAM"
             )
 
     # -- the owner
@@ -722,12 +715,16 @@ class NodeLedger:
         with self.file.writing() as db:
             run = self._find(db, session)
             if run is None:
-                raise ProtocolError(
-                    "its ledger knows nothing of this run",
-                    remedy="leave ledger.sqlite where it is, and start the run again",
-                    code="FK-LEDGER-GONE",
-                )
+                raise ProtocolError("its ledger knows nothing of this run", code="FK-LEDGER-GONE")
             yield db, run
+
+    def _note(self, session: str, **known: Any) -> None:
+        """Write what is known of a run."""
+        with self.file.writing() as db:
+            place = digest(db.key, session.encode()), self.partition
+            names = ", ".join(f"{name} = ?" for name in known)
+            query = f"UPDATE runs SET {names} WHERE session = ? AND partition = ?"
+            db.execute(query, (*known.values(), *place))
 
     def _find(self, db: Entries, session: str) -> Run | None:
         """Return what the ledger has of a run; None of one that is not there."""

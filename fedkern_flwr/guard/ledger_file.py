@@ -7,7 +7,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -117,19 +117,36 @@ class LedgerFile:
 
     def __init__(self, folder: Path, partition: int) -> None:
         self.path, self.partition = folder / FILE, partition
+        self._db: Entries | None = None  # that of the message at hand
+        self._held = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Open the file once, at most, for all of the block: that takes longer than an entry."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            self._close()
 
     @contextmanager
     def writing(self) -> Iterator[Entries]:
-        """Open the file and hold its lock; after the block all it wrote is on disk, or nothing."""
+        """Open the file and hold its lock; after the block all it wrote is on disk, or nothing.
+
+        A block within another one is a part of it.
+        """
         with self.open() as db:
+            if db.in_transaction:
+                yield db
+                return
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
+                db.execute("COMMIT")
             except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
+                db.rollback()
                 raise
-            db.execute("COMMIT")
 
     @contextmanager
     def open(self) -> Iterator[Entries]:
@@ -140,24 +157,38 @@ class LedgerFile:
         OptionError
             It is damaged, cannot be written, or was made by another release.
         """
+        stays = self._held or self._db is not None
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o600)
-            os.fchmod(descriptor, 0o600)
-            os.close(descriptor)
-            how: Any = {"timeout": _PATIENCE, "isolation_level": None, "factory": Entries}
-            with closing(sqlite3.connect(self.path, **how)) as db:
-                db.partition = self.partition
-                db.execute("PRAGMA synchronous = FULL")
-                self._prepare(db)
-                yield db
+            self._db = self._db or self._connect()
+            yield self._db
         except (sqlite3.Error, OSError) as error:
+            stays = False  # whatever it had begun is undone
             reason = getattr(error, "sqlite_errorname", type(error).__name__)
-            raise OptionError(
-                f"{FILE} cannot be used ({reason})",
-                remedy="see that its folder can be written and has room, or bring back a copy",
-                code="FK-LEDGER-FILE",
-            ) from None
+            raise OptionError(f"{FILE} cannot be used ({reason})", code="FK-LEDGER-FILE") from None
+        finally:
+            if not stays:
+                self._close()
+
+    def _connect(self) -> Entries:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o600)
+        os.fchmod(descriptor, 0o600)
+        os.close(descriptor)
+        how: Any = {"timeout": _PATIENCE, "isolation_level": None, "factory": Entries}
+        db: Entries = sqlite3.connect(self.path, **how)
+        try:
+            db.partition = self.partition
+            db.execute("PRAGMA synchronous = FULL")
+            self._prepare(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _close(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         """Make the tables of a new file; refuse one of another release."""
@@ -176,8 +207,6 @@ class LedgerFile:
         if version != VERSION:
             raise OptionError(
                 f"{FILE} has version {version}, this release knows {VERSION}",
-                remedy="run the release of fedkern-flwr that wrote it, or name a new state-dir, "
-                "which counts from today",
                 code="FK-LEDGER-VERSION",
             )
 

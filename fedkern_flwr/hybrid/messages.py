@@ -182,7 +182,8 @@ class MomentsRequest(RowsRequest, phase="hybrid-moments"):
         if not self.moments:
             return []
         name, length = f"moments/{facts.block}", moments_length(facts.features, self.sampling)
-        return [facts.over(f"block {facts.block}", name, length, sum(facts.rows))]
+        products, bound = facts.features * (self.sampling == "C"), sum(facts.rows)
+        return [facts.over(f"block {facts.block}", name, length, bound, products=products)]
 
 
 class MomentsReply(HybridReply, phase="hybrid-moments"):
@@ -298,7 +299,7 @@ class EquationsRequest(HybridRequest, phase="hybrid-equations"):
             length = tuning_length(m, outputs, self.folds, len(self.gammas))
             # weights of balanced rows are as many in all as there are rows
             bound = self.class_counts.sum() if self.balanced else most * max(1.0, label**2)
-        return [facts.over("hospitals", name, length, bound, release=release)]
+        return [facts.over("hospitals", name, length, bound, release=release, products=m)]
 
 
 class EquationsReply(PlainReply, phase="hybrid-equations"):
@@ -316,7 +317,7 @@ class ProductRequest(HybridRequest, phase="hybrid-product"):
         m = facts.landmarks
         length = self.directions.size + m * facts.labels.outputs * self.labels
         bound = max(facts.rows) * max(math.sqrt(m), facts.labels.bound)
-        return [facts.over("hospitals", PRODUCTS, length, bound)]
+        return [facts.over("hospitals", PRODUCTS, length, bound, products=m)]
 
 
 class ProductReply(PlainReply, phase="hybrid-product"):

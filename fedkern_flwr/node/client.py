@@ -19,11 +19,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import run_folder, write_atomically
 from ..errors import (
+    REFUSED,
     FedKernError,
     ProtocolError,
     RefusedError,
@@ -34,7 +34,7 @@ from ..failure import mark_error
 from ..flower_compat import Client as FlowerClient
 from ..flower_compat import NumPyClient
 from ..guard import counting, refusal
-from ..guard.orders import REFUSED, check_own_rows, check_run
+from ..guard.policy import check_own_rows, check_run
 from ..secure_sum import Party, PartyState
 from ..secure_sum.identity import Counts, read_identity, read_trusted
 from ..secure_sum.membership import asked
@@ -43,7 +43,7 @@ from ..wire import sums as sum_wire
 from ..wire.describe import check_server
 from ..wire.message import Section, attach, detach
 from .failures import NoReplyError, conceal, replied, reported, unwritable
-from .guarded import OF_AN_ATTEMPT, GuardedNode
+from .guarded import GuardedNode
 from .state import (
     KeptState,
     NotKeptError,
@@ -218,9 +218,7 @@ class Client(GuardedNode, NumPyClient):
         """
         if not self.kept.pin("table", digest):
             raise TableError(
-                "its table is not the one with which this run began",
-                remedy="bring that table back, or start the run anew",
-                code="FK-CHECKPOINT-PARTIES",
+                "its table is not the one with which this run began", code="FK-CHECKPOINT-PARTIES"
             )
 
     @property
@@ -235,7 +233,6 @@ class Client(GuardedNode, NumPyClient):
         if self.sums is None:
             raise ProtocolError(
                 "values are asked for that leave this node in secure sums only",
-                remedy="run the same release of fedkern-flwr on both sides",
                 code="FK-ORDER-PLAIN",
             )
         return self.sums
@@ -257,7 +254,7 @@ class Client(GuardedNode, NumPyClient):
         session = str(config.get("session", ""))
         with reported(self.context):  # the name of a session may be too long for a folder
             file = None if self.simulated else self.state_path(session, ".context")
-        with on_disk(self.context, file, config):
+        with on_disk(self.context, file, config), self.ledger.held():
             again = kept_answer(self.context, parameters, config)
             if again is not None:
                 return again
@@ -309,13 +306,7 @@ class Client(GuardedNode, NumPyClient):
         """Return the name of what is asked, and of what was settled by messages before."""
         session = self._request.session
         settled = self.kept.settled(session) if isinstance(self.kept, KeptState) else b""
-        return asked(self._message_name(), settled)
-
-    def _message_name(self) -> str:
-        """Return the name of what the message at hand asks, whichever attempt it is."""
-        scalars = self._request.scalars().items()
-        public = [repr(sorted(item for item in scalars if item[0] not in OF_AN_ATTEMPT))]
-        return asked(*public, *map(np.ascontiguousarray, self._request.arrays()))
+        return asked(self.message_name(), settled)
 
     # -- requests
 
@@ -371,7 +362,6 @@ class Client(GuardedNode, NumPyClient):
         if phase not in handlers:
             raise ProtocolError(
                 f"{type(self).__name__} does not take part in phase {phase[:40]!r}",
-                remedy="serve the client that belongs to the strategy",
                 code="FK-MESSAGE-PHASE",
             )
         message, handler = handlers[phase]
@@ -380,14 +370,15 @@ class Client(GuardedNode, NumPyClient):
         self.partners = self.choose_partners(request)
         self.sums = self._open_sums(session, sections)
         reply = replied(handler, request)
-        self.enter_sums(session)
-        if self.sums is not None:
-            self.sums.check_done()
-            if has_state(self.context) and phase != sum_wire.FinishRequest.phase:
-                store_state(self.context, self.sums.party.state)
-            if self.sums.ends:
-                self._end(session)
-        self._keep_record()
+        with self.ledger.entering():  # all that the reply is about is on disk before it leaves
+            self.enter_sums(session)
+            if self.sums is not None:
+                self.sums.check_done()
+                if has_state(self.context) and phase != sum_wire.FinishRequest.phase:
+                    store_state(self.context, self.sums.party.state)
+                if self.sums.ends:
+                    self._end(session)
+            self._keep_record()
         return reply
 
     def answering(self, method: Callable[..., Any], request: Any) -> PhaseMessage:
@@ -404,7 +395,7 @@ class Client(GuardedNode, NumPyClient):
 
         It may be asked again, but nothing else in its place.
         """
-        self.pin_options({f"{request.phase}.last request": _content(request)})
+        self.pin_options({f"{request.phase}.last request": self.message_name()})
         with self.keeping(request.session):
             reply = self._reply(request, method)
             erase_state(self.context)
@@ -435,11 +426,7 @@ class Client(GuardedNode, NumPyClient):
         the same values but other survivors, the difference of two sums would show a single client.
         """
         if not request.session.isalnum():  # it names folders
-            raise ProtocolError(
-                "the name of the session is no name",
-                remedy="run the same release of fedkern-flwr on both sides",
-                code="FK-MESSAGE-FIELD",
-            )
+            raise ProtocolError("the name of the session is no name", code="FK-MESSAGE-FIELD")
         self.ledger.check_failures()
         self._know_session(request.nonces)
         check_run(
@@ -489,11 +476,7 @@ class Client(GuardedNode, NumPyClient):
             except (ValueError, KeyError, TypeError, RecursionError):
                 given = None
             if given != record.nonce:
-                raise refusal(
-                    "a run of this name was opened here before",
-                    remedy="start a new run, or resume that one from its checkpoint",
-                    code="FK-SESSION-KNOWN",
-                )
+                raise refusal("a run of this name was opened here before", code="FK-SESSION-KNOWN")
 
     # -- rounds: each is done once, and its state is kept
 
@@ -612,7 +595,6 @@ class Client(GuardedNode, NumPyClient):
             if self.trusted_keys:
                 raise SumError(
                     "this node has pinned identities and takes part in secure runs only",
-                    remedy="run with secure sums",
                     code="FK-IDENTITY-PLAIN",
                 )
             erase_state(self.context)
@@ -628,7 +610,6 @@ class Client(GuardedNode, NumPyClient):
             known.noise_key = self.ledger.noise_key(request.session, known.noise_key)
         record.secure, record.columns = True, reply.features + self.labels_of_row
         bits = counting.bits_of_row(record.columns, reply.binary)
-        record.store(self.context)
         party = self._party(known)
         public, signature = party.announce(Counts(reply.rows, reply.test_rows, bits))
         store_state(self.context, party.state)
@@ -659,14 +640,13 @@ class Client(GuardedNode, NumPyClient):
         else:
             known = self.open_session(session)
         # kept also where a section is refused: see keep_fixed
-        self.sums = sums = ClientSums(self._party(state), self.policy, self.enough_parties)
+        self.sums = sums = ClientSums(self._party(state), self.ledger.rules)
         sums.on_check, sums.question = self._check_named, self.question
         sums.take(sections)
         if sums.opened:
             self.note_answered(session, known.round, opened=True)
             for name, place in sums.opened.items():
                 self.record.open_once(name.partition("#")[0], place)
-            self.record.store(self.context)
         return sums
 
     def round_of(self, name: str) -> int:
@@ -679,7 +659,7 @@ class Client(GuardedNode, NumPyClient):
         order, known_as = self.sums.order(name), name.partition("#")[0]
         if order.self_masks:
             place, number = (order.cohort, order.index), self.round_of(known_as)
-            digest = self._message_name()
+            digest = self.message_name()
             self.record.note_order(known_as, place, number, digest, repeats=self.same_parties)
 
     def pair_secret(self, other: int) -> bytes:
@@ -729,15 +709,7 @@ class Client(GuardedNode, NumPyClient):
         if over:
             self.ledger.end_run(session)
         self.record.told = {key: [] for key in self.record.told}
-        self.record.store(self.context)
         erase_state(self.context)
-
-
-def _content(request: Any) -> bytes:
-    """Return what a request says, but for what another attempt may change."""
-    told = sorted(item for item in request.scalars().items() if item[0] not in OF_AN_ATTEMPT)
-    arrays = (b"%r" % (a.shape,) + np.ascontiguousarray(a).tobytes() for a in request.arrays())
-    return repr(told).encode() + b"/".join(arrays)
 
 
 @cache  # a client is made for every message

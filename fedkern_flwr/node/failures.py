@@ -106,7 +106,7 @@ def conceal(error: Exception) -> ClientError:
         "client code raised; its text is left out, it may quote data: %s",
         describe_raised(error, text=False),
     )
-    return ClientError(mark_error(type(error).__name__), code="FK-CLIENT-RAISED")
+    return ClientError(mark_error(type(error).__name__), remedy="", code="FK-CLIENT-RAISED")
 
 
 def _is_on_the_way(module: dict[str, Any]) -> bool:

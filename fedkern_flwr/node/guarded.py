@@ -25,11 +25,9 @@ from ..guard import NodePolicy, counting, refusal
 from ..guard.cells import ROWS_PER_COLUMN
 from ..guard.counting import Hidden
 from ..guard.ledger import NO_ROWS, AboutRun, NodeLedger
-from ..guard.opened import Opening, Rules
-from ..guard.orders import too_few
-from ..guard.policy import is_simulated, node_policy
+from ..guard.opened import Opening, spend
+from ..guard.policy import Rules, is_simulated, node_policy, too_few
 from ..guard.rows import OwnRows, Places, Streamed
-from ..guard.spending import spend
 from ..options import take_out_of_client
 from ..privacy import Budget
 from ..privacy.accounting import check_accountant
@@ -38,6 +36,7 @@ from ..secure_sum import Party
 from ..wire import DescribeRequest
 from ..wire import sums as sum_wire
 from ..wire.describe import LONGEST_NAME, called
+from ..wire.message import content_digest
 from .state import KeptState, RunRecord, SessionState, erase_state, evaluation_key
 from .sums import ClientSums
 
@@ -46,8 +45,7 @@ logger = logging.getLogger("fedkern_flwr")
 #: Codes of refusals that may depend on values of rows.
 _BY_VALUES = ("FK-CLIENT-RAISED", "FK-ORDER-UNFIT", "FK-WEIGHTS-COUNTS")
 #: Fields of requests that say nothing of what is asked: a repetition may have other ones.
-OF_AN_ATTEMPT = ("session", "round", "attempt", "checkpoint_every", "save_as")
-_TRIES = (*OF_AN_ATTEMPT, "self_masks")
+_OF_AN_ATTEMPT = ("session", "round", "attempt", "checkpoint_every", "save_as")
 _LONGEST = 1000  # characters of a run's settings in the ledger
 
 Positions = NDArray[np.integer[Any]]
@@ -108,7 +106,6 @@ class GuardedNode:
         if len(self.own_name) > LONGEST_NAME or not self.own_name.isprintable():
             raise OptionError(
                 f"the name of this node is no line of at most {LONGEST_NAME} printable characters",
-                remedy="correct name in its configuration",
                 code="FK-NODE-NAME",
             )
         self.name = called(self.partition, self.own_name)
@@ -116,19 +113,11 @@ class GuardedNode:
         if not 0 <= self.partition < self.partitions:
             raise OptionError(
                 f"partition-id {self.partition} is outside 0..{self.partitions - 1}",
-                remedy="correct the node's --node-config",
                 code="FK-NODE-PARTITION",
             )
         self.state_dir = Path(state_dir) if state_dir is not None else None
-        rules = Rules(
-            policy=self.policy,
-            mode=self.count_mode,
-            records=self.records,
-            enough=self.enough_parties,
-            apart=type(self).__name__ if self.freezes_apart else "",
-        )
         folder = None if self.simulated else self.state_dir
-        self.ledger = NodeLedger(folder, self.partition, rules, simulated=self.simulated)
+        self.ledger = NodeLedger(folder, self.partition, simulated=self.simulated)
         self.forget_notes()
 
     def forget_notes(self) -> None:
@@ -140,6 +129,13 @@ class GuardedNode:
         self._parts: dict[str, list[Positions]] = {}
         self._streamed: Streamed | None = None
         self._share = 0.0  # numbers that it releases for each unknown, if it counts them itself
+        self.ledger.rules = Rules(
+            policy=self.policy,
+            mode=self.count_mode,
+            records=self.records,
+            enough=self.enough_parties,
+            apart=type(self).__name__ if self.freezes_apart else "",
+        )
 
     # -- a run is opened
 
@@ -158,7 +154,6 @@ class GuardedNode:
         if math.isfinite(limit) and not self.ledger.exists:
             raise refusal(
                 f"max_epsilon = {limit:g}: there is no ledger of what was spent before",
-                remedy="bring back a copy of its state_dir, or make one with `fedkern node init`",
                 code="FK-BUDGET-LEDGER",
             )
         if request.secure and not self._pinned:
@@ -263,10 +258,6 @@ class GuardedNode:
         """Tell whether a sum is counted as a release about all rows of this node's table."""
         return counting.is_counted(order.name, order.receiver)
 
-    def products(self, order: sum_wire.Order) -> int:
-        """Return how many columns a sum has the products of; 0 if it has none."""
-        return 0
-
     def beside(self, name: str) -> Mapping[int, float]:
         """Return who has further columns of all own rows in a sum -> unknowns of a row in these."""
         return {}
@@ -362,14 +353,14 @@ class GuardedNode:
                     start, stop, _ = self.windows[order.name]
                     rows_of, hidden = sums.hidden(order, row, start=start, stop=stop)
                     own, least = rows_of[party.partition], order.length / row
-                    least = max(least, ROWS_PER_COLUMN * self.products(order))
+                    least = max(least, ROWS_PER_COLUMN * sums.specs[order.name].products)
                     if cohort is not None:  # the same places of the others are in it
                         least *= own / max(own + hidden.others, 1)
                     apart = math.ceil(least) if self.count_mode == "refuse" else 0
                     one = replace(one, parts=apart)
                 yield one
                 continue
-            width = self.products(order)
+            width = sums.specs[order.name].products
             rows_of, hidden = sums.hidden(order, row, self.beside(order.name))
             if cohort is None or self.rows_chosen:
                 hidden = Hidden(row, 0, 0)
@@ -493,15 +484,8 @@ class GuardedNode:
             )
         tests, alone = self.told_of(rows, total, users=users), alone or self.allow_single
         why = too_few(self.policy, tests, len(rows), alone=alone or self.simulated)
-        record = self.record
-        if total:
-            record.sums.setdefault(total.partition("#")[0], [])
-            record.store(self.context)
-        scalars = sorted(item for item in self._request.scalars().items() if item[0] not in _TRIES)
-        parts = [repr(scalars).encode()]
-        parts += [np.ascontiguousarray(array).tobytes() for array in self._request.arrays()]
-        parts += [judged] if judged else []
-        key = evaluation_key(purpose, np.ascontiguousarray(rows).tobytes(), parts)
+        record, model = self.record, [self.message_name("self_masks").encode(), judged]
+        key = evaluation_key(purpose, np.ascontiguousarray(rows).tobytes(), model)
         if once:
             record.check_model(key)
         if why:
@@ -513,8 +497,16 @@ class GuardedNode:
         if self.ledger.counts:
             places = rows if users else rows + self.own_rows().learned
             told = record.told[key] = self.ledger.tell(record.session, key, places, told)
-        record.store(self.context)
         return np.array(told).reshape(values.shape)
+
+    def message_name(self, *less: str) -> str:
+        """Return the name of what the message at hand asks, whichever attempt it is.
+
+        The fields that are given count for nothing either.
+        """
+        scalars = self._request.scalars().items()
+        asks = {name: value for name, value in scalars if name not in (*_OF_AN_ATTEMPT, *less)}
+        return content_digest(asks, self._request.arrays())
 
     def told_of(self, rows: NDArray[Any], total: str, *, users: bool = False) -> list[int]:
         """Return how many rows each party has behind figures: of a sum as all have declared."""
@@ -570,13 +562,7 @@ def node_number(context: Context, key: str) -> int:
     """
     value = context.node_config.get(key)
     if type(value) is not int:
-        raise OptionError(
-            f"the node's configuration has no whole number {key}",
-            remedy='start the SuperNode with --node-config "partition-id=0 num-partitions=..."'
-            if key == "partition-id"
-            else "add num-partitions=... to --node-config",
-            code="FK-NODE-KEY",
-        )
+        raise OptionError(f"the node's configuration has no whole number {key}", code="FK-NODE-KEY")
     return value
 
 

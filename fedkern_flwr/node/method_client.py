@@ -225,9 +225,7 @@ class MethodClient(Client):
         if ordered != (name in sums):
             asks, marked = ("a Sum", "answers") if ordered else ("an Ask", "contributes")
             raise ProtocolError(
-                f"{asks} asks for {name!r}, which is marked with @{marked}",
-                remedy="yield what its mark says, or mark it with the other one",
-                code="FK-CLIENT-MARK",
+                f"{asks} asks for {name!r}, which is marked with @{marked}", code="FK-CLIENT-MARK"
             )
         if ordered:
             return self.answering(lambda r: self._contribute(r, *sums[name]), request)
@@ -242,7 +240,7 @@ class MethodClient(Client):
         cohort, counts = sums.cohort(name), sums.party.state.counts
         rows = [counts[member][what.held_out] for member in cohort.members]
         about: Any = {"least": cohort.threshold, "releases": self.releases}
-        spec = what.spec(sum(sizes.values()), rows, self.budget, **about)
+        spec = what.spec(sizes, rows, self.budget, **about)
         sums.check(spec)
         terms, bound = flatten(method(**given), sizes, what.name), spec.encoding.bound
         if not np.abs(terms).max(initial=0.0) <= bound:
@@ -252,7 +250,6 @@ class MethodClient(Client):
                 SumError(
                     f"{', '.join(at)} of {what.name!r}: beyond the bound of {what.bound:g} per "
                     f"{what.per}, or not finite",
-                    remedy="declare a larger bound, or scale the terms",
                     code="FK-SUM-BOUND",
                 )
             )
@@ -273,7 +270,6 @@ class MethodClient(Client):
         if found is not None and not isinstance(found, Mapping):
             raise ProtocolError(
                 f"the handler of {request.name!r} returned {type(found).__name__}",
-                remedy="return a dictionary, or None",
                 code="FK-CLIENT-REPLY",
             )
         if found and self.budget is not None:
@@ -298,24 +294,17 @@ class MethodClient(Client):
         except (TypeError, ValueError):  # whose text quotes a cell
             raise TableError(
                 "the table holds values that are not numbers",
-                remedy="convert them, or leave out their columns",
                 party=self.name,
                 code="FK-COLUMN-NUMBERS",
             ) from None
         if table.ndim != dimensions or (rows >= 0 and len(table) != rows):
             raise TableError(
                 f"an array of shape {table.shape} does not fit",
-                remedy="pass x of shape (n, d) and y of shape (n,)",
                 party=self.name,
                 code="FK-SHAPE-DIFFERS",
             )
         if not np.isfinite(table).all():
-            raise TableError(
-                "NaN or infinite values",
-                remedy="clean the table",
-                party=self.name,
-                code="FK-VALUES-FINITE",
-            )
+            raise TableError("NaN or infinite values", party=self.name, code="FK-VALUES-FINITE")
         return table
 
 
@@ -335,7 +324,6 @@ def flatten(
     if found != dict(sizes):
         raise ProtocolError(
             f"the handler of {name!r} returned {found}, what is summed is {dict(sizes)}",
-            remedy="return a dictionary of the keys and shapes with which the sum is asked for",
             code="FK-CLIENT-REPLY",
         )
     return np.concatenate([np.asarray(terms[key], np.float64).ravel() for key in sizes])

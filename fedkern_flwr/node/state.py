@@ -25,6 +25,7 @@ from ..flower_compat import held_in, held_record, pack_context, unpack_context
 from ..guard import refusal
 from ..secure_sum import PartyState
 from ..wire import DescribeRequest, Scalar
+from ..wire.message import content_digest
 from ..wire.sums import BreakRequest, FinishRequest
 from .failures import reported, unwritable
 
@@ -214,9 +215,7 @@ class KeptState:
             return cls(known["settings"], bytes.fromhex(known["seed"]), arrays)
         except (KeyError, TypeError, ValueError) as error:
             problem = "what was kept is damaged or not one of ours"
-            raise CheckpointError(
-                problem, remedy="start anew", code="FK-CHECKPOINT-DAMAGED"
-            ) from error
+            raise CheckpointError(problem, code="FK-CHECKPOINT-DAMAGED") from error
 
 
 # -- the private state of a node within a run
@@ -295,14 +294,12 @@ class RunRecord:
     refusals : int
         Orders refused so far.
     told : dict
-        Digest of an evaluation -> the figures told; none when the run is over.
-    evaluations : dict
-        Digest of a set of held-out rows -> how many evaluations of it were answered.
+        What was judged, see :func:`evaluation_key` -> the figures told; none when the run is over.
     judged : dict
         What an evaluation is called -> the one of this run.
     sums : dict
-        Name of a sum -> the one that was opened: [cohort, number, round, digest of its request];
-        or nothing. See :meth:`note_order`.
+        Name of a sum -> the one that was opened: [cohort, number, round, digest of its request],
+        see :meth:`note_order`.
     ordered : dict
         Name of a sum -> the last one that this node contributed to, in the same form.
     helped : bool
@@ -325,7 +322,7 @@ class RunRecord:
     privacy : str
         What the run may cost in privacy, as it was opened; empty without noise.
     spent : dict
-        What it has released with noise, see :func:`~fedkern_flwr.guard.spending.spend`.
+        What it has released with noise, see :func:`~fedkern_flwr.guard.opened.spend`.
     """
 
     session: str = ""
@@ -334,7 +331,6 @@ class RunRecord:
     secure: bool = False
     refusals: int = 0
     told: dict[str, list[float]] = field(default_factory=dict)
-    evaluations: dict[str, int] = field(default_factory=dict)
     sums: dict[str, list[Any]] = field(default_factory=dict)
     group: dict[str, Any] = field(default_factory=dict)
     columns: int = 0
@@ -351,8 +347,9 @@ class RunRecord:
 
     @classmethod
     def read(cls, text: str) -> RunRecord:
-        """Read from :meth:`write`."""
-        return cls(**json.loads(text))
+        """Read from :meth:`write`; that of an earlier release may say more."""
+        known = cls.__dataclass_fields__
+        return cls(**{name: value for name, value in json.loads(text).items() if name in known})
 
     def twin(self) -> RunRecord:
         """Return a copy, which can be changed without this one."""
@@ -395,9 +392,7 @@ class RunRecord:
         known = self._known(context)
         if self.session not in known and len(known) >= _SESSIONS:
             raise refusal(
-                f"more than {_SESSIONS} sessions in one run of Flower",
-                remedy="start each run by itself",
-                code="FK-SESSION-MANY",
+                f"more than {_SESSIONS} sessions in one run of Flower", code="FK-SESSION-MANY"
             )
 
     def pin(self, options: Mapping[str, Any]) -> bool:
@@ -426,7 +421,6 @@ class RunRecord:
             if self.pinned.setdefault(name, digest) != digest:
                 raise refusal(
                     f"the run states another {name.rpartition('.')[2]} than before",
-                    remedy="resume it with the options that it began with, or start a new run",
                     code="FK-SETTINGS-CHANGED",
                 )
         return len(self.pinned) > known
@@ -454,7 +448,7 @@ class RunRecord:
     # would learn the same values over other survivors, or other numbers about the same rows.
     # Methods that learn in rounds say which field of a request numbers them: then a later round is
     # another sum. Sums without self masks need no help. They are repeated over the same cohort
-    # only, see fedkern_flwr.secure_sum.party.PartyRules.check_order.
+    # only, see fedkern_flwr.secure_sum.party.Party.check_order.
 
     def note_order(
         self, name: str, place: tuple[int, int], number: int, digest: str, *, repeats: bool
@@ -543,11 +537,11 @@ class RunRecord:
         if key in self.told:
             return self.told[key] or values
         rows = key.rsplit("/", 2)[1]
-        done = self.evaluations.get(rows, 0)
+        done = sum(known.rsplit("/", 2)[1] == rows for known in self.told)
         if done >= most:
             rule = f"max_evaluations = {most} of these rows"
             raise refusal(rule, code="FK-POLICY-EVALUATIONS")
-        self.evaluations[rows], self.told[key] = done + 1, values
+        self.told[key] = values
         return values
 
 
@@ -595,8 +589,9 @@ def keep_answer(
     context: Context, asked: tuple[Arrays, Mapping[str, Scalar]], answer: Answer
 ) -> None:
     """Keep what was answered to a request."""
-    arrays, samples, scalars = answer
-    context.state[_ASKED] = ConfigRecord({"digest": _digest(*asked), "samples": samples})
+    (arrays, samples, scalars), (given, config) = answer, asked
+    digest = content_digest(config, given)
+    context.state[_ASKED] = ConfigRecord({"digest": digest, "samples": samples})
     context.state[_ARRAYS] = ArrayRecord(arrays)
     context.state[_SAID] = ConfigRecord(dict(scalars))
 
@@ -604,7 +599,7 @@ def keep_answer(
 def kept_answer(context: Context, arrays: Arrays, config: Mapping[str, Scalar]) -> Answer | None:
     """Return what was answered to the same request."""
     known = context.state.get(_ASKED)
-    if not isinstance(known, ConfigRecord) or known["digest"] != _digest(arrays, config):
+    if not isinstance(known, ConfigRecord) or known["digest"] != content_digest(config, arrays):
         return None
     said: Any = dict(context.state.config_records[_SAID])
     found = context.state.array_records[_ARRAYS].to_numpy_ndarrays()
@@ -615,13 +610,6 @@ def forget_answer(context: Context) -> None:
     """Erase it."""
     for name in (_SAID, _ARRAYS, _ASKED):
         context.state.pop(name, None)
-
-
-def _digest(arrays: Arrays, config: Mapping[str, Scalar]) -> str:
-    digest = hashlib.sha256(json.dumps(sorted(config.items()), default=bytes.hex).encode())
-    for array in arrays:
-        digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
-    return digest.hexdigest()
 
 
 # -- the state of a run on the node's own disk: a node that is restarted goes on where it was
@@ -704,9 +692,7 @@ def _take(context: Context, file: Path, session: str) -> None:
         kept = unpack_context(packed)
     except ValueError:
         raise CheckpointError(
-            "the state of the run on its disk is damaged",
-            remedy="start the run again",
-            code="FK-CHECKPOINT-DAMAGED",
+            "the state of the run on its disk is damaged", code="FK-CHECKPOINT-DAMAGED"
         ) from None
     if (_who(kept), SessionState.load(kept).session) == (_who(context), session):
         context.state = kept.state

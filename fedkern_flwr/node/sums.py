@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ..errors import ProtocolError, SumError
 from ..exchange import SumSpec
-from ..guard import NodePolicy, check_size, refusal
+from ..guard import check_size, refusal
 from ..guard.counting import ENDLESS, Hidden, hidden_beside, least_survivors
-from ..guard.orders import check_cohort, check_order
-from ..guard.spending import Charge
+from ..guard.opened import Charge
+from ..guard.policy import Rules, check_cohort, check_order
 from ..secure_sum import Party
 from ..secure_sum.membership import Cohort, asked, digest_of
 from ..wire import PhaseMessage
@@ -39,13 +39,13 @@ class ClientSums:
     Parameters
     ----------
     party : Party
-    policy : NodePolicy
-        What the node's owner allows.
-    enough : int
-        Parties of a sum that suffice, as the method states.
+    rules : Rules
+        What the node's owner allows, and what the method states of its parties.
 
     Attributes
     ----------
+    specs : dict
+        Name -> what a sum of this message was checked to be.
     orders : dict
         Name -> order of a sum to which this client must contribute.
     delivered : dict
@@ -68,9 +68,9 @@ class ClientSums:
         Whether the run is over once the request is answered.
     """
 
-    def __init__(self, party: Party, policy: NodePolicy, enough: int) -> None:
-        self.party, self.policy, self.enough = party, policy, enough
-        self._specs: dict[str, SumSpec] = {}
+    def __init__(self, party: Party, rules: Rules) -> None:
+        self.party, self.rules = party, rules
+        self.specs: dict[str, SumSpec] = {}
         #: Whether the run has a budget of privacy: what the server opens must have noise.
         self.noisy = bool(party.state.noise_key)
         self.charges: list[Charge] = []
@@ -129,7 +129,7 @@ class ClientSums:
         cohort, counts = state.cohorts.get(order.cohort), state.counts
         if cohort is not None:  # a stranger is refused by the party
             holds = any(counts.get(self.party.partition, ())[:2])
-            check_cohort(cohort, counts, self.policy, enough=self.enough, holds=holds)
+            check_cohort(cohort, counts, self.rules, holds=holds)
         self.party.accept(order)
         self.orders[order.name] = order
 
@@ -222,7 +222,7 @@ class ClientSums:
         check_order(self.order(spec.name), spec, cohorts=cohorts)
         if self.noisy and spec.release is None and spec.receiver < 0 and not spec.nobodys:
             raise refusal("privacy: the run opens a sum without noise", code="FK-BUDGET-NOISELESS")
-        self._specs[spec.name] = spec
+        self.specs[spec.name] = spec
         self.on_check(spec.name)
 
     def check_all(self, specs: Iterable[SumSpec]) -> None:
@@ -278,17 +278,14 @@ class ClientSums:
         self._add(order, np.broadcast_to(0, order.length), release)
 
     def _add(self, order: wire.Order, values: NDArray[Any], release: str, **about: Any) -> None:
-        if order.name not in self._specs:
+        if order.name not in self.specs:
             raise SumError(
-                f"nothing says what the sum {order.name!r} must be",
-                remedy="call check() before contribute()",
-                code="FK-CLIENT-CHECK",
+                f"nothing says what the sum {order.name!r} must be", code="FK-CLIENT-CHECK"
             )
-        spec = self._specs[order.name]
+        spec = self.specs[order.name]
         if spec.release is not None and not release:
             raise SumError(
                 f"nothing says which question the sum {order.name!r} with noise answers",
-                remedy="give contribute() the release",
                 code="FK-CLIENT-CHECK",
             )
         if spec.release is not None:
@@ -306,7 +303,7 @@ class ClientSums:
 
     def fixed(self) -> dict[str, str]:
         """Return how the sums are repeated, if at all, that were checked in this message."""
-        names, fixed = {name.partition("#")[0] for name in self._specs}, self.party.state.fixed
+        names, fixed = {name.partition("#")[0] for name in self.specs}, self.party.state.fixed
         return {name: digest for name, digest in fixed.items() if name in names}
 
     def check_done(self) -> None:
@@ -319,6 +316,5 @@ class ClientSums:
         if self.orders:
             raise SumError(
                 f"this phase contributes nothing to {', '.join(sorted(self.orders))}",
-                remedy="run the same release of fedkern-flwr on both sides",
                 code="FK-SUM-UNASKED",
             )

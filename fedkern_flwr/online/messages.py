@@ -13,7 +13,7 @@ network. Every request is complete in itself: a node needs nothing but its own t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -446,6 +446,11 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
         """Return the numbers of the sums of raw columns, and of the features of kernels."""
         raw = ridge.numbers(columns + 1) if self.raw else 0
         return raw + int(self.sums) * self.shared * ridge.numbers(2 * self.summed)
+
+    def sum_specs(self, facts: Facts) -> list[SumSpec]:
+        """Return the secure sums that it asks for; raw columns are told by their products."""
+        width = facts.columns + 1 if self.raw and self.sum_name == UPDATE_SUM else 0
+        return [replace(spec, products=width) for spec in super().sum_specs(facts)]
 
     def rows(self) -> tuple[int, int]:
         """Return the samples in the sums: those of features may be of earlier messages as well."""

@@ -129,9 +129,7 @@ def least_variance(
         high *= 2
         if high > 1 << 200:
             raise OptionError(
-                f"no noise gives epsilon {epsilon:g} at delta {delta:g}",
-                remedy="use a larger epsilon or delta",
-                code="FK-BUDGET-SMALL",
+                f"no noise gives epsilon {epsilon:g} at delta {delta:g}", code="FK-BUDGET-SMALL"
             )
     low = high // 2
     while high - low > max(1, high >> 12):  # a fortieth of a percent

@@ -94,7 +94,6 @@ class Budget:
         if self.delta * count >= 1.0:
             raise OptionError(
                 f"privacy_delta {self.delta:g} is not less than one over the {count} {what}",
-                remedy=f"use far less than {1.0 / count:.2g}, such as 1e-5",
                 code="FK-BUDGET-DELTA",
             )
 
@@ -103,6 +102,7 @@ class Budget:
         return json.dumps(asdict(self))
 
     @classmethod
+    @lru_cache(maxsize=64)  # a node asks for every sum
     def read(cls, text: str) -> Budget | None:
         """Read what :meth:`write` returned; nothing of an empty text.
 
@@ -119,11 +119,7 @@ class Budget:
                 return cls(**found)
         except (ValueError, AttributeError, FedKernError):
             pass
-        raise OptionError(
-            "the budget of the run is none",
-            remedy="run the same release everywhere",
-            code="FK-MESSAGE-FIELD",
-        )
+        raise OptionError("the budget of the run is none", code="FK-MESSAGE-FIELD")
 
     def honest(self, least: int, name: str) -> int:
         """Return t - c, of a sum that is opened over ``least`` parties or more.
@@ -136,7 +132,6 @@ class Budget:
         if least <= self.colluders:
             raise OptionError(
                 f"{name} may be opened over {least} parties of which {self.colluders} collude",
-                remedy="let more parties take part, or use a smaller privacy_colluders",
                 code="FK-BUDGET-COLLUDERS",
             )
         return least - self.colluders
@@ -281,9 +276,7 @@ def plan_release(
     delta = budget.delta - (math.exp(min(budget.epsilon, 700.0)) + 1.0) * drawn
     if 2.0 * delta <= budget.delta:
         raise OptionError(
-            f"epsilon {budget.epsilon:g} is more than the noise is exact to",
-            remedy="use a smaller privacy_epsilon, which says nothing above 20 anyway",
-            code="FK-BUDGET-EXACT",
+            f"epsilon {budget.epsilon:g} is more than the noise is exact to", code="FK-BUDGET-EXACT"
         )
     # with so fine a unit that rounding counts for nothing, noise is too wide by so many bits
     scaled = sensitivity * 2.0**_FINEST
@@ -301,9 +294,7 @@ def plan_release(
             noise = NoisySum(share, fraction)
             return Release(name, noise, curve, delta, moved * 2.0**-fraction, honest, budget)
     raise OptionError(
-        f"no noise is enough for {name} at epsilon {budget.epsilon:g}",
-        remedy="use a larger privacy_epsilon, or release fewer numbers",
-        code="FK-BUDGET-SMALL",
+        f"no noise is enough for {name} at epsilon {budget.epsilon:g}", code="FK-BUDGET-SMALL"
     )
 
 

@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 
 from ..errors import OptionError, ProtocolError, SumError
+from ..exchange import SumSpec
 from ..failure import Failure
 from ..guard import counting
 from ..nodes import Nodes, logger
@@ -111,7 +112,9 @@ class Averages:
                 problem += "; only a budget of privacy protects single rows"
             self.nodes.check_count(problem)
         name = averages.sum_name(first, 0 if training else self._step)
-        running = self._sums.order(name, length, code)
+        running = self._sums.order(
+            SumSpec(name=name, encoding=code, length=length, self_masks=True)
+        )
         request_class = wire.AverageRequest if training else wire.FiguresRequest
         request = request_class(
             session=self.nodes.session, round=self._step, weighted_by=self.weighted_by
@@ -231,10 +234,7 @@ class Averages:
         for message in self.nodes.in_order(outcome):
             node = message.metadata.src_node_id
             try:
-                if read_reply(reply, message, party=self.nodes.name(node)).round != self._step:
-                    raise ProtocolError(
-                        "the reply belongs to another round", code="FK-MESSAGE-ORDER"
-                    )
+                read_reply(reply, message, party=self.nodes.name(node), of=self._step)
             except ProtocolError as error:
                 self.nodes.reject(node, Failure.invalid(error), self._step)
                 continue

@@ -13,7 +13,7 @@ clients, or it is aborted and nothing is released. A server that follows the pro
 colluding clients learn the sum and what the colluders know, nothing else (complete graph; for the
 sparse one see :mod:`.membership`). A server that lies, where identities are pinned: the same, with
 fewer colluders than :func:`.membership.fewest_colluders`, 2 t - N on the complete graph
-(:mod:`.votes`).
+(:mod:`.membership`).
 Without pinned identities a server that lies needs two of 10 clients, and nobody's help above 30.
 
 **Set-up**, one exchange per run, fused with ``describe``:
@@ -36,7 +36,7 @@ step  message (section)   content
                           of b_i and of all s_ij; where backups are on, also shares of the s_ij
 2a    Ballot, down        only where identities are pinned, and somebody is missing or the graph is
                           sparse: the survivors
-2b    Vote, up            their set, signed (:mod:`.votes`)
+2b    Vote, up            their set, signed (:mod:`.membership`)
 3     Unmask, down        the survivors: the clients whose y is in; to each, the sealed shares that
                           its surviving neighbours made for it; t votes where there was a ballot
 4     UnmaskReply, up     for survivors i: its share of b_i. For the others d: its seed s_id

@@ -138,7 +138,6 @@ class Encoding:
         if self.kind == "integer" and parties * self.bound >= 2.0 ** (self.bits - 1):
             raise OptionError(
                 f"{parties} integers up to {self.bound:g} overflow a {self.bits}-bit ring",
-                remedy="use a larger ring or a smaller bound",
                 code="FK-SUM-OVERFLOW",
             )
         if self.noise.variance:
@@ -147,7 +146,6 @@ class Encoding:
                 raise OptionError(
                     f"{parties} numbers up to {self.bound:g} with their noise overflow a "
                     f"{self.bits}-bit ring",
-                    remedy="use a larger ring or a smaller bound",
                     code="FK-SUM-OVERFLOW",
                 )
             return
@@ -155,7 +153,6 @@ class Encoding:
             raise OptionError(
                 f"{parties} numbers up to {self.bound:g} leave no fractional bits in a "
                 f"{self.bits}-bit ring",
-                remedy="use a larger ring or scale the numbers",
                 code="FK-SUM-OVERFLOW",
             )
 
@@ -183,11 +180,7 @@ class Encoding:
         """
         allowed = "iub" if self.kind == "integer" else "fiub"
         if not isinstance(values, np.ndarray) or values.ndim != 1:
-            raise SumError(
-                f"{name} is not a vector",
-                remedy="pass a one-dimensional array",
-                code="FK-SUM-VALUES",
-            )
+            raise SumError(f"{name} is not a vector", code="FK-SUM-VALUES")
         if values.dtype.kind not in allowed:
             raise SumError(
                 f"{name} has dtype {values.dtype}, declared as {self.kind}", code="FK-SUM-VALUES"
@@ -237,7 +230,6 @@ class Encoding:
             raise SumError(
                 f"{name} is larger than {parties} vectors within the bound can be: a party did not "
                 "keep to the protocol",
-                remedy="run the same release on all nodes and look at their logs",
                 code="FK-SUM-TOTAL",
             )
 
@@ -251,11 +243,7 @@ class Encoding:
         number: type[float] | type[int] = int if self.kind == "integer" else float
         largest = max(number(values.max()), -number(values.min()))  # NaN if there is one
         if not math.isfinite(largest):
-            raise SumError(
-                f"{name} holds NaN or infinite values",
-                remedy="clean the data",
-                code="FK-VALUES-FINITE",
-            )
+            raise SumError(f"{name} holds NaN or infinite values", code="FK-VALUES-FINITE")
         if self.kind == "circle":
             turns = values.astype(np.float64) / _TURN
             turns -= np.floor(turns)
@@ -265,9 +253,7 @@ class Encoding:
             return
         if largest > self.bound:  # exact: Python compares integers of any size with floats
             raise SumError(
-                f"{name} exceeds its declared bound of {self.bound:g}",
-                remedy="scale the data, or declare a larger bound for all parties",
-                code="FK-SUM-BOUND",
+                f"{name} exceeds its declared bound of {self.bound:g}", code="FK-SUM-BOUND"
             )
         signed = out.view(_SIGNED[self.bits])
         if self.kind == "integer":

@@ -59,7 +59,6 @@ def read_identity(path: Path) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise OptionError(
             f"{path.name} is not an Ed25519 private key without a passphrase",
-            remedy="make one with `fedkern node init`, or ssh-keygen -t ed25519 -N '' -f FILE",
             code="FK-IDENTITY-KEY",
         )
     return key
@@ -76,9 +75,7 @@ def read_trusted(path: Path) -> dict[int, bytes]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
-        raise OptionError(
-            f"{path.name} cannot be read", remedy="check the path", code="FK-FILE-READ"
-        ) from None
+        raise OptionError(f"{path.name} cannot be read", code="FK-FILE-READ") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -90,7 +87,6 @@ def read_trusted(path: Path) -> dict[int, bytes]:
         if not partition.isdecimal() or not isinstance(key, Ed25519PublicKey):
             raise OptionError(
                 f"line {number} of {path.name} is not 'PARTITION ssh-ed25519 KEY'",
-                remedy="write the partition id before each line of a .pub file",
                 code="FK-IDENTITY-TRUSTED",
             )
         if int(partition) in trusted:
@@ -153,12 +149,7 @@ def check_key(
     """
     party = f"partition {partition}"
     if partition not in trusted:
-        raise SumError(
-            "its identity key is not pinned",
-            remedy="add it to the trusted keys",
-            party=party,
-            code="FK-IDENTITY-UNPINNED",
-        )
+        raise SumError("its identity key is not pinned", party=party, code="FK-IDENTITY-UNPINNED")
     try:
         pinned = Ed25519PublicKey.from_public_bytes(trusted[partition])
         pinned.verify(signature, _statement(session, partition, public, counts))
@@ -167,7 +158,6 @@ def check_key(
             "its key of this run is not signed by its pinned identity"
             if signature
             else "its key of this run is not signed, its identity is pinned",
-            remedy="do not go on: give it its identity key, or find out who swaps keys",
             party=party,
             code="FK-IDENTITY-UNSIGNED",
         ) from None

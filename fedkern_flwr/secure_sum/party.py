@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from ..errors import RefusedError, SumError
+from ..errors import RefusedError, SumError, refusal
 from ..privacy.noise import skellam
 from ..wire import sums as wire
 from ..wire.sums import Ballot, Order, SumSection, Unmask
@@ -39,8 +39,16 @@ from .crypto import (
 )
 from .encoding import Encoding, Stream, add_streams, chunks
 from .identity import Counts, check_key, sign_key
-from .membership import Cohort, Membership, digest_of, noise_key, value_mark
-from .votes import Subject, check_votes, sign_vote
+from .membership import (
+    Cohort,
+    Membership,
+    Subject,
+    check_votes,
+    digest_of,
+    noise_key,
+    sign_vote,
+    value_mark,
+)
 
 # -- what a party remembers between two messages; lives with the client, never sent
 #
@@ -214,13 +222,17 @@ def _unpack_open(value: dict[str, Any]) -> OpenSum:
     return OpenSum(**{**value, "order": Order(**value["order"]), "keys": keys, **secret})
 
 
-# -- what a party refuses: orders, survivors, votes and deliveries that would show its values
+# -- the client's side of secure sums: masks its vectors, keeps shares, refuses what would leak
 
 _LONGEST_LEAP = 1024  # sums that a party may have missed in a row
 
 
-#: The rule by which the same values are not opened over other parties.
-OTHER_PARTIES = "the parties of a sum: its values were summed over others before"
+def other_parties(party: str = "") -> RefusedError:
+    """Return the error with which the same values are not opened over other parties."""
+    problem = "the parties of a sum: its values were summed over others before"
+    return refusal(
+        problem, party, "go on with those, or start another run", code="FK-ORDER-PARTIES"
+    )
 
 
 class Accepted(NamedTuple):
@@ -232,8 +244,36 @@ class Accepted(NamedTuple):
     keys: dict[int, tuple[bytes, bytes]]
 
 
-class PartyRules:
-    """What one party remembers in a run, and what it refuses; see :class:`.Party`."""
+class Party:
+    """One party in all sums of a run.
+
+    Parameters
+    ----------
+    partition : int
+    state : PartyState
+        What it remembers between messages; changed in place.
+    identity : Ed25519PrivateKey, optional
+        Signs the party's key of the run.
+    trusted : dict, optional
+        Partition -> pinned identity key. With it, every other party must have signed its key and,
+        where it matters, voted for the survivors (:mod:`.membership`); needs ``identity``.
+    allow_single : bool (default: False)
+        Whether to contribute to a sum that another client opens and that has no third party: the
+        receiver then learns this party's values.
+    pair_secrets : bool (default: False)
+        Whether to derive a secret with every neighbour for the method's own use.
+    partners : collection of int (default: ())
+        Parties with whom to derive such a secret though they are no neighbours.
+    whole_cohorts : bool (default: False)
+        Whether to take part in sums without self masks only: a method that repeats the same values
+        must not have them opened over different survivors.
+    allow_recovery : bool (default: True)
+        Whether this party's seeds of pairs are shared where backups are on, and whether it helps to
+        recover those of others. Without it a sum is aborted where that would be needed.
+    same_parties : bool (default: False)
+        Whether the same values, under one name, are opened over the same survivors only. The same
+        noise always is.
+    """
 
     def __init__(
         self,
@@ -259,219 +299,6 @@ class PartyRules:
         self.drawn: dict[str, bytes] = {}
         #: What this message has opened: mark of values -> digest of the parties.
         self.shown: dict[str, str] = {}
-
-    def check_order(self, order: Order) -> tuple[Cohort, Encoding]:
-        """Refuse an order that breaks a rule; return its cohort and encoding.
-
-        The first order of a name fixes the terms of all sums of that name in the run.
-
-        Raises
-        ------
-        SumError, OptionError
-        """
-        cohort = self.state.cohorts.get(order.cohort)
-        if cohort is None:
-            raise self.refuse("this party is not in the cohort of the sum", code="FK-SUM-STRANGER")
-        leap = order.index - self.state.last[order.cohort]
-        if leap < 1:
-            raise self.refuse(
-                f"number {order.index} of a sum has been used already", code="FK-SUM-NUMBER"
-            )
-        if leap > _LONGEST_LEAP:
-            raise self.refuse(
-                f"number {order.index} of a sum is too far ahead", code="FK-SUM-NUMBER"
-            )
-        if order.receiver >= 0:
-            if order.receiver not in cohort.members:
-                raise self.refuse("the receiver is not in the cohort", code="FK-SUM-RECEIVER")
-            if len(cohort.members) == 2 and order.receiver != self.partition:
-                self._check_single()
-        if self.whole_cohorts and order.self_masks:
-            raise self.refuse(
-                "this method sums over whole cohorts, without self masks", code="FK-ORDER-TERMS"
-            )
-        self._check_fixed(order)
-        encoding = Encoding.of(order)
-        encoding.check_room(len(cohort.members))
-        return cohort, encoding
-
-    def check_survivors(self, opened: OpenSum, survivors: bytes) -> list[int]:
-        """Refuse survivors for whom nobody should answer; return this party's living neighbours.
-
-        Raises
-        ------
-        SumError
-        """
-        if not opened.order.self_masks:
-            raise self.refuse("a sum without self masks is never unmasked", code="FK-SUM-SECRET")
-        order, cohort = opened.order, self.state.cohorts[opened.order.cohort]
-        alive = cohort.unpack(survivors)
-        if opened.alive and opened.alive != survivors:
-            raise self.refuse(
-                "a second set of survivors for the same sum", code="FK-SUM-CONTRADICTED"
-            )
-        if len(alive) < cohort.threshold:
-            raise self.refuse(
-                f"{len(alive)} survivors are fewer than the threshold {cohort.threshold}",
-                code="FK-SUM-FEW",
-            )
-        if self.partition not in alive or (order.receiver >= 0 and order.receiver not in alive):
-            raise self.refuse(
-                "the survivors leave out this party or the receiver", code="FK-SUM-SET"
-            )
-        if order.receiver not in (-1, self.partition) and len(alive) == 2:
-            self._check_single()
-        living = [j for j in cohort.neighbours[self.partition] if j in alive]
-        if len(living) + 1 < cohort.share_threshold:
-            raise self.refuse(
-                "too few neighbours of this party survived to open the sum",
-                code="FK-SUM-FEW",
-            )
-        return living
-
-    def check_votes(self, cohort: Cohort, request: Unmask) -> None:
-        """Refuse survivors for whom too few have voted; only where identities are pinned.
-
-        Raises
-        ------
-        SumError
-        """
-        if self.trusted is None:
-            return
-        pinned = dict(self.trusted)
-        if self.identity is not None:
-            pinned[self.partition] = self.identity.public_key().public_bytes_raw()
-        with self.named():
-            check_votes(pinned, self.subject(cohort, request), request.voters, request.votes)
-
-    def subject(self, cohort: Cohort, section: Ballot | Unmask) -> Subject:
-        """Return what a vote for survivors is about."""
-        return Subject(self.state.session, cohort, section.index, section.alive)
-
-    def _check_fixed(self, order: Order) -> None:
-        """A sum is repeated, under its name, only as it was: cohort, receiver, masks, encoding.
-
-        The difference of sums of the same values over two cohorts is that of the parties in which
-        they differ; and what is rounded to ever more digits shows the digits of single parties by
-        the carries. What follows a # in a name tells what is summed, not under which rule.
-        """
-        members = self.state.cohorts[order.cohort].members
-        terms = [members, order.receiver, order.self_masks, order.kind, order.bits, order.bound]
-        terms += [order.noise, order.fraction]
-        digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:32]
-        name = order.name.partition("#")[0]
-        if self.state.fixed.setdefault(name, digest) != digest:
-            raise self.refuse(
-                f"{name} was summed before and would be repeated otherwise",
-                "repeat it with the same parties, or end the run",
-                code="FK-ORDER-PARTIES",
-            )
-
-    def show(self, mark: str, parties: Iterable[int]) -> str:
-        """Note over which parties marked values are about to be opened; return their digest."""
-        among = hashlib.sha256(json.dumps(sorted(parties)).encode()).hexdigest()[:16]
-        if mark:
-            self.shown[mark] = among
-        return among
-
-    def check_shown(self, mark: str, survivors: Iterable[int]) -> None:
-        """Refuse to have the same values, or the same noise, opened over other survivors.
-
-        The difference of two such sums is that of the parties in which they differ; noise that all
-        of them repeat goes with it.
-
-        Raises
-        ------
-        RefusedError
-            Counted by a node: it tells that values are the same.
-        """
-        among = self.show(mark, survivors)
-        if mark and self.state.shown.setdefault(mark, among) != among:
-            raise RefusedError(
-                f"refused by the node: {OTHER_PARTIES}",
-                remedy="go on with those, or start another run",
-                party=f"partition {self.partition}",
-                code="FK-ORDER-PARTIES",
-            )
-
-    def _check_single(self) -> None:
-        if not self.allow_single:
-            raise self.refuse(
-                "the receiver of this sum would learn this party's values: there is no third",
-                "let more parties take part, or allow it with allow_single",
-                code="FK-SUM-SINGLE",
-            )
-
-    def opened(self, section: SumSection) -> tuple[OpenSum, Cohort]:
-        """Return the open sum that a section is about.
-
-        Raises
-        ------
-        SumError
-        """
-        opened = self.state.open.get((section.cohort, section.index))
-        if opened is None:
-            raise self.refuse(
-                "the sum is closed, or this party had no part in it", code="FK-SUM-CLOSED"
-            )
-        return opened, self.state.cohorts[section.cohort]
-
-    @property
-    def name(self) -> str:
-        """How errors name this party."""
-        return f"partition {self.partition}"
-
-    def refuse(self, problem: str, remedy: str = "", *, code: str) -> SumError:
-        """Return the error with which this party refuses."""
-        return SumError(problem, remedy=remedy, party=self.name, code=code)
-
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        """Name this party in what is refused in the block.
-
-        Raises
-        ------
-        SumError
-        """
-        try:
-            yield
-        except SumError as error:
-            raise self.refuse(error.problem, error.remedy, code=error.code) from None
-
-
-# -- the client's side of secure sums: masks its vectors, keeps shares, refuses what would leak
-
-
-class Party(PartyRules):
-    """One party in all sums of a run.
-
-    Parameters
-    ----------
-    partition : int
-    state : PartyState
-        What it remembers between messages; changed in place.
-    identity : Ed25519PrivateKey, optional
-        Signs the party's key of the run.
-    trusted : dict, optional
-        Partition -> pinned identity key. With it, every other party must have signed its key and,
-        where it matters, voted for the survivors (:mod:`.votes`); needs ``identity``.
-    allow_single : bool (default: False)
-        Whether to contribute to a sum that another client opens and that has no third party: the
-        receiver then learns this party's values.
-    pair_secrets : bool (default: False)
-        Whether to derive a secret with every neighbour for the method's own use.
-    partners : collection of int (default: ())
-        Parties with whom to derive such a secret though they are no neighbours.
-    whole_cohorts : bool (default: False)
-        Whether to take part in sums without self masks only: a method that repeats the same values
-        must not have them opened over different survivors.
-    allow_recovery : bool (default: True)
-        Whether this party's seeds of pairs are shared where backups are on, and whether it helps to
-        recover those of others. Without it a sum is aborted where that would be needed.
-    same_parties : bool (default: False)
-        Whether the same values, under one name, are opened over the same survivors only. The same
-        noise always is.
-    """
 
     # -- set-up
 
@@ -503,11 +330,7 @@ class Party(PartyRules):
         members = Membership.read(roster, self.state.session)
         if self.state.digest:
             if self.state.digest != members.digest:
-                raise self.refuse(
-                    "the roster of the run has changed",
-                    "start the run again",
-                    code="FK-SUM-ROSTER-OTHER",
-                )
+                raise self.refuse("the roster of the run has changed", code="FK-SUM-ROSTER-OTHER")
             return
         if self.trusted is not None:
             for other in sorted(members.keys.keys() - {self.partition}):
@@ -517,7 +340,6 @@ class Party(PartyRules):
             if self.identity is None:
                 raise self.refuse(
                     "it pins the identities of others and has none, so it cannot vote",
-                    "give it its identity key",
                     code="FK-IDENTITY-NONE",
                 )
         if not self.state.private:
@@ -527,15 +349,11 @@ class Party(PartyRules):
         private, public = read_key(self.state.private)
         if members.keys.get(self.partition) != public:
             raise self.refuse(
-                "the roster holds another key under the name of this party",
-                "start the run again",
-                code="FK-SUM-CHANGED",
+                "the roster holds another key under the name of this party", code="FK-SUM-CHANGED"
             )
         if members.counts[self.partition] != self.state.counts.get(self.partition, Counts()):
             raise self.refuse(
-                "the roster tells of another table of this party",
-                "start the run again",
-                code="FK-SUM-CHANGED",
+                "the roster tells of another table of this party", code="FK-SUM-CHANGED"
             )
         self._derive_pairs(members, private)
         self.state.digest, self.state.cipher = members.digest, members.cipher
@@ -669,11 +487,7 @@ class Party(PartyRules):
         opened, cohort = self.opened(ballot)
         self.check_survivors(opened, ballot.alive)
         if self.identity is None:
-            raise self.refuse(
-                "it has no identity key to vote with",
-                "give it its identity key",
-                code="FK-IDENTITY-NONE",
-            )
+            raise self.refuse("it has no identity key to vote with", code="FK-IDENTITY-NONE")
         opened.alive = ballot.alive
         signature = sign_vote(self.identity, self.subject(cohort, ballot))
         return wire.Vote(cohort=ballot.cohort, index=ballot.index, signature=signature)
@@ -727,11 +541,7 @@ class Party(PartyRules):
         """
         opened, cohort = self.opened(request)
         if not self.allow_recovery:
-            raise self.refuse(
-                "it does not help to recover seeds of others",
-                "allow recovery",
-                code="FK-SUM-RECOVERY",
-            )
+            raise self.refuse("it does not help to recover seeds of others", code="FK-SUM-RECOVERY")
         if not opened.answered or opened.alive != request.alive:
             raise self.refuse(
                 "a second set of survivors for the same sum", code="FK-SUM-CONTRADICTED"
@@ -800,6 +610,178 @@ class Party(PartyRules):
         opened, _ = self.opened(order)
         add_streams(words, [(opened.pad, False)], cipher=self.state.cipher)
         return words
+
+    # -- what it refuses: orders, survivors, votes and deliveries that would show its values
+
+    def check_order(self, order: Order) -> tuple[Cohort, Encoding]:
+        """Refuse an order that breaks a rule; return its cohort and encoding.
+
+        The first order of a name fixes the terms of all sums of that name in the run.
+
+        Raises
+        ------
+        SumError, OptionError
+        """
+        cohort = self.state.cohorts.get(order.cohort)
+        if cohort is None:
+            raise self.refuse("this party is not in the cohort of the sum", code="FK-SUM-STRANGER")
+        leap = order.index - self.state.last[order.cohort]
+        if leap < 1:
+            raise self.refuse(
+                f"number {order.index} of a sum has been used already", code="FK-SUM-NUMBER"
+            )
+        if leap > _LONGEST_LEAP:
+            raise self.refuse(
+                f"number {order.index} of a sum is too far ahead", code="FK-SUM-NUMBER"
+            )
+        if order.receiver >= 0:
+            if order.receiver not in cohort.members:
+                raise self.refuse("the receiver is not in the cohort", code="FK-SUM-RECEIVER")
+            if len(cohort.members) == 2 and order.receiver != self.partition:
+                self._check_single()
+        if self.whole_cohorts and order.self_masks:
+            raise self.refuse(
+                "this method sums over whole cohorts, without self masks", code="FK-ORDER-TERMS"
+            )
+        self._check_fixed(order)
+        encoding = Encoding.of(order)
+        encoding.check_room(len(cohort.members))
+        return cohort, encoding
+
+    def check_survivors(self, opened: OpenSum, survivors: bytes) -> list[int]:
+        """Refuse survivors for whom nobody should answer; return this party's living neighbours.
+
+        Raises
+        ------
+        SumError
+        """
+        if not opened.order.self_masks:
+            raise self.refuse("a sum without self masks is never unmasked", code="FK-SUM-SECRET")
+        order, cohort = opened.order, self.state.cohorts[opened.order.cohort]
+        alive = cohort.unpack(survivors)
+        if opened.alive and opened.alive != survivors:
+            raise self.refuse(
+                "a second set of survivors for the same sum", code="FK-SUM-CONTRADICTED"
+            )
+        if len(alive) < cohort.threshold:
+            raise self.refuse(
+                f"{len(alive)} survivors are fewer than the threshold {cohort.threshold}",
+                code="FK-SUM-FEW",
+            )
+        if self.partition not in alive or (order.receiver >= 0 and order.receiver not in alive):
+            raise self.refuse(
+                "the survivors leave out this party or the receiver", code="FK-SUM-SET"
+            )
+        if order.receiver not in (-1, self.partition) and len(alive) == 2:
+            self._check_single()
+        living = [j for j in cohort.neighbours[self.partition] if j in alive]
+        if len(living) + 1 < cohort.share_threshold:
+            raise self.refuse(
+                "too few neighbours of this party survived to open the sum",
+                code="FK-SUM-FEW",
+            )
+        return living
+
+    def check_votes(self, cohort: Cohort, request: Unmask) -> None:
+        """Refuse survivors for whom too few have voted; only where identities are pinned.
+
+        Raises
+        ------
+        SumError
+        """
+        if self.trusted is None:
+            return
+        pinned = dict(self.trusted)
+        if self.identity is not None:
+            pinned[self.partition] = self.identity.public_key().public_bytes_raw()
+        with self.named():
+            check_votes(pinned, self.subject(cohort, request), request.voters, request.votes)
+
+    def subject(self, cohort: Cohort, section: Ballot | Unmask) -> Subject:
+        """Return what a vote for survivors is about."""
+        return Subject(self.state.session, cohort, section.index, section.alive)
+
+    def _check_fixed(self, order: Order) -> None:
+        """A sum is repeated, under its name, only as it was: cohort, receiver, masks, encoding.
+
+        The difference of sums of the same values over two cohorts is that of the parties in which
+        they differ; and what is rounded to ever more digits shows the digits of single parties by
+        the carries. What follows a # in a name tells what is summed, not under which rule.
+        """
+        members = self.state.cohorts[order.cohort].members
+        terms = [members, order.receiver, order.self_masks, order.kind, order.bits, order.bound]
+        terms += [order.noise, order.fraction]
+        digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:32]
+        name = order.name.partition("#")[0]
+        if self.state.fixed.setdefault(name, digest) != digest:
+            raise self.refuse(
+                f"{name} was summed before and would be repeated otherwise", code="FK-ORDER-PARTIES"
+            )
+
+    def show(self, mark: str, parties: Iterable[int]) -> str:
+        """Note over which parties marked values are about to be opened; return their digest."""
+        among = hashlib.sha256(json.dumps(sorted(parties)).encode()).hexdigest()[:16]
+        if mark:
+            self.shown[mark] = among
+        return among
+
+    def check_shown(self, mark: str, survivors: Iterable[int]) -> None:
+        """Refuse to have the same values, or the same noise, opened over other survivors.
+
+        The difference of two such sums is that of the parties in which they differ; noise that all
+        of them repeat goes with it.
+
+        Raises
+        ------
+        RefusedError
+            Counted by a node: it tells that values are the same.
+        """
+        among = self.show(mark, survivors)
+        if mark and self.state.shown.setdefault(mark, among) != among:
+            raise other_parties(self.name)
+
+    def _check_single(self) -> None:
+        if not self.allow_single:
+            raise self.refuse(
+                "the receiver of this sum would learn this party's values: there is no third",
+                code="FK-SUM-SINGLE",
+            )
+
+    def opened(self, section: SumSection) -> tuple[OpenSum, Cohort]:
+        """Return the open sum that a section is about.
+
+        Raises
+        ------
+        SumError
+        """
+        opened = self.state.open.get((section.cohort, section.index))
+        if opened is None:
+            raise self.refuse(
+                "the sum is closed, or this party had no part in it", code="FK-SUM-CLOSED"
+            )
+        return opened, self.state.cohorts[section.cohort]
+
+    @property
+    def name(self) -> str:
+        """How errors name this party."""
+        return f"partition {self.partition}"
+
+    def refuse(self, problem: str, remedy: str | None = None, *, code: str) -> SumError:
+        """Return the error with which this party refuses."""
+        return SumError(problem, remedy=remedy, party=self.name, code=code)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name this party in what is refused in the block.
+
+        Raises
+        ------
+        SumError
+        """
+        try:
+            yield
+        except SumError as error:
+            raise self.refuse(error.problem, error.remedy, code=error.code) from None
 
     # -- pieces
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,9 +25,8 @@ from . import crypto
 from .crypto import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES, commitment, cut, open_seed, sum_label
 from .encoding import Encoding, Stream, add_streams, chunks
 from .identity import SIGNATURE_BYTES
-from .membership import Cohort
+from .membership import Cohort, votes_needed
 from .party import order_terms
-from .votes import votes_needed
 
 # -- what comes with the uploads of a sum: sealed shares and backups, and digests of seeds
 
@@ -49,17 +47,17 @@ class Enclosures:
     cohort : Cohort
     double : bool
         Whether the sum has self masks: then a digest of the self seed comes first.
+
+    Attributes
+    ----------
+    of : dict
+        Party -> what came with its upload.
     """
 
     def __init__(self, cohort: Cohort, *, double: bool) -> None:
         self.cohort, self.double = cohort, double
-        self._of: dict[int, _Enclosed] = {}
+        self.of: dict[int, _Enclosed] = {}
         self.spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL)  # noqa: SIM115
-
-    @property
-    def uploaded(self) -> tuple[int, ...]:
-        """Whose are here, ascending."""
-        return tuple(sorted(self._of))
 
     def fit(self, upload: Upload, *, backups: bool) -> bool:
         """Tell whether what came has the right sizes; a party may leave ``backups`` out."""
@@ -74,54 +72,56 @@ class Enclosures:
         """Return the neighbours that committed to another seed of their pair with a newcomer."""
         own = cut(commitments, COMMITMENT_BYTES)[int(self.double) :]
         pairs = zip(self.cohort.neighbours[partition], own, strict=True)
-        return [j for j, one in pairs if j in self._of and one != self.commitment(j, partition)]
+        return [j for j, one in pairs if j in self.of and one != self.commitment(j, partition)]
 
     def add(self, partition: int, upload: Upload) -> None:
         """Keep what came; the backups in the spool."""
         place = self.spool.seek(0, 2) if upload.backups else -1
         self.spool.write(upload.backups)
         shares = cut(upload.shares, crypto.SEALED_SHARE)
-        self._of[partition] = _Enclosed(shares, cut(upload.commitments, COMMITMENT_BYTES), place)
+        self.of[partition] = _Enclosed(shares, cut(upload.commitments, COMMITMENT_BYTES), place)
 
     def share(self, source: int, destination: int) -> bytes:
         """Return the share that one party sealed for another."""
-        return self._of[source].shares[self._place(source, destination)]
+        return self.of[source].shares[self._place(source, destination)]
 
     def commitment(self, owner: int, other: int | None = None) -> bytes:
         """Return a party's digest of its seed with another, or of its self seed."""
         place = 0 if other is None else self.double + self._place(owner, other)
-        return self._of[owner].commitments[place]
-
-    def has_backups(self, source: int) -> bool:
-        """Tell whether a party shared the seeds of its pairs."""
-        return self._of[source].backups >= 0
+        return self.of[owner].commitments[place]
 
     def backed_up(self, sources: Sequence[int], destination: int) -> bytes:
         """Return the backups that some parties sealed for another, joined."""
         out = b""
         for source in sources:
             size = len(self.cohort.neighbours[source]) * SHARE_BYTES + crypto.TAG_BYTES
-            self.spool.seek(self._of[source].backups + self._place(source, destination) * size)
+            self.spool.seek(self.of[source].backups + self._place(source, destination) * size)
             out += self.spool.read(size)
         return out
 
     def close(self) -> None:
         """Drop everything."""
         self.spool.close()
-        self._of.clear()
+        self.of.clear()
 
     def _place(self, owner: int, other: int) -> int:
         return self.cohort.neighbours[owner].index(other)
 
 
-# -- the server's side of one sum up to its survivors: adds what arrives, declares who is in it
+# -- the server's side of one sum: adds what arrives, declares who is in it, removes the masks
+
+Pair = tuple[int, int]
+Reply = Upload | Vote | UnmaskReply | RecoverReply
 
 
-@dataclass
-class DeclaredSum:
-    """A sum from its order to the requests that unmask it.
+class RunningSum:
+    """A sum from its order to its total.
 
-    Attributes
+    Memory: one vector of the sum (two once it is open), and per party and neighbour 65 bytes of
+    sealed shares and digests (backups beyond 16 MiB go to a temporary file); an upload is added
+    when it arrives and dropped.
+
+    Parameters
     ----------
     order : Order
         As sent, but for the fields that differ by party.
@@ -130,37 +130,63 @@ class DeclaredSum:
     cipher : str
     voting : bool
         Whether all parties have pinned identities, and so vote for the survivors.
+
+    Attributes
+    ----------
     survivors : tuple of int
-        Declared by :meth:`declare`, empty before.
+        Parties whose vectors are in, once that is final; empty before.
     backups : bool
         Whether the seeds of pairs are shared too.
+    repeated : bool
+        Whether parties are asked to send once more what they have sent.
     suspects : list of int
         Parties whose masks do not fit those of most others, for which the sum was aborted.
+    forgers : list of int
+        Parties whose shares were found to be forged and left out.
     """
 
-    order: Order
-    cohort: Cohort
-    session: str
-    cipher: str
-    voting: bool = False
-    survivors: tuple[int, ...] = ()
-    suspects: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        order = self.order
+    def __init__(
+        self, order: Order, cohort: Cohort, session: str, cipher: str, voting: bool = False
+    ) -> None:
+        self.order, self.cohort, self.cipher, self.voting = order, cohort, cipher, voting
         self.encoding = Encoding.of(order)
-        self.label = sum_label(self.session, order.cohort, order.index, order_terms(order))
+        self.label = sum_label(session, order.cohort, order.index, order_terms(order))
         self._vector = np.zeros(order.length, self.encoding.dtype)
-        self.backups = order.self_masks and self.cohort.backs_up(self._vector.nbytes)
-        self.enclosed = Enclosures(self.cohort, double=order.self_masks)
-        self.repeated = False  # whether parties are asked to send once more what they have sent
+        self.backups = order.self_masks and cohort.backs_up(self._vector.nbytes)
+        self.enclosed = Enclosures(cohort, double=order.self_masks)
+        self.survivors: tuple[int, ...] = ()
+        self.suspects: list[int] = []
+        self.forgers: list[int] = []
+        self.repeated = self._finished = self._closed = False
+        self._place = {"cohort": order.cohort, "index": order.index}
+        self._total: np.ndarray = np.zeros(0)  # decoded, once the sum is open
         self._votes: dict[int, bytes] = {}
         self._conflicts: Counter[int] = Counter()  # pairs that committed to different seeds
+        self._answered: set[int] = set()
+        self._shares: dict[int, dict[int, bytes]] = {}  # survivor -> point -> share
+        self._seeds: dict[Pair, bytes] = {}  # (survivor, dead) -> seed
+        self._pair_shares: dict[Pair, dict[int, bytes]] = {}
+
+    def take(self, partition: int, reply: Reply, asked: Recover | None) -> None:
+        """Take a section of a party's reply; ``asked`` is what it was asked to recover.
+
+        Raises
+        ------
+        SumError
+        """
+        if isinstance(reply, Upload):
+            self.add(partition, reply)
+        elif isinstance(reply, Vote):
+            self.vote(partition, reply)
+        elif isinstance(reply, UnmaskReply):
+            self.reveal(partition, reply)
+        elif asked is not None:
+            self.recover(partition, asked, reply)
 
     @property
     def uploaded(self) -> tuple[int, ...]:
         """Parties whose vectors are in, ascending."""
-        return self.enclosed.uploaded
+        return tuple(sorted(self.enclosed.of))
 
     # -- first exchange
 
@@ -172,33 +198,23 @@ class DeclaredSum:
         SumError
             A stranger, a second or late vector, wrong sizes. The sum is as before.
         """
-        order, party = self.order, f"partition {partition}"
-        if partition not in self.cohort.members:
-            raise SumError(
-                "it is not in the cohort of the sum", party=party, code="FK-SUM-STRANGER"
-            )
-        if partition in self.uploaded and self.repeated:
+        party, again = f"partition {partition}", partition in self.enclosed.of
+        if again and self.repeated:
             return
-        if partition in self.uploaded:
-            raise SumError("a second vector for the same sum", party=party, code="FK-SUM-NOT-ASKED")
-        if self.survivors:
-            raise SumError(
-                "its vector came after the survivors were declared", party=party, code="FK-SUM-LATE"
-            )
-        if any(part.dtype != self.encoding.dtype for part in upload.masked):
-            raise SumError(
-                "its masked vector has the wrong dtype", party=party, code="FK-MESSAGE-SHAPE"
-            )
-        if sum(part.size for part in upload.masked) != order.length:
-            raise SumError(
-                f"its masked vector has not {order.length} numbers",
-                party=party,
-                code="FK-MESSAGE-SHAPE",
-            )
-        if not self.enclosed.fit(upload, backups=self.backups):
-            raise SumError(
-                "its sealed shares have the wrong size", party=party, code="FK-MESSAGE-SHAPE"
-            )
+        stranger, length = partition not in self.cohort.members, self.order.length
+        wrong = any(part.dtype != self.encoding.dtype for part in upload.masked)
+        short = sum(part.size for part in upload.masked) != length
+        unfit, size = not self.enclosed.fit(upload, backups=self.backups), "FK-MESSAGE-SHAPE"
+        for refused, problem, code in (
+            (stranger, "it is not in the cohort of the sum", "FK-SUM-STRANGER"),
+            (again, "a second vector for the same sum", "FK-SUM-NOT-ASKED"),
+            (self.survivors, "its vector came after the survivors were declared", "FK-SUM-LATE"),
+            (wrong, "its masked vector has the wrong dtype", size),
+            (short, f"its masked vector has not {length} numbers", size),
+            (unfit, "its sealed shares have the wrong size", size),
+        ):
+            if refused:
+                raise SumError(problem, party=party, code=code)
         at_odds = self.enclosed.at_odds(partition, upload.commitments)
         if 2 * len(at_odds) > self.cohort.degree + 1:  # with most of all, so it is the odd one
             raise SumError(
@@ -233,7 +249,6 @@ class DeclaredSum:
             raise SumError(
                 f"its masks in {name} do not fit those of {most} other"
                 f"{'s' if most > 1 else ', or those do not fit its'}",
-                remedy="run the same release on all nodes; leave it out if it happens again",
                 party=f"partition {self.suspects[0]}",
                 code="FK-SUM-MASKS",
             )
@@ -242,14 +257,12 @@ class DeclaredSum:
             raise SumError(
                 f"{len(alive)} of {len(members)} parties contributed to {name}, "
                 f"at least {least} must",
-                remedy="bring the missing parties back, or lower the threshold",
                 code="FK-SUM-FEW",
             )
         if not self.order.self_masks and len(alive) < len(members):
             raise SumError(
                 f"{len(members) - len(alive)} parties are missing in {name}, which has no self "
                 "masks",
-                remedy="repeat it with the same parties, or end the run",
                 code="FK-SUM-WHOLE",
             )
         survivors = set(alive)
@@ -259,7 +272,6 @@ class DeclaredSum:
         ):
             raise SumError(
                 f"too many neighbours of a party in {name} are missing to open it",
-                remedy="bring the missing parties back",
                 code="FK-SUM-FEW",
             )
         if self.order.receiver >= 0 and self.order.receiver not in alive:
@@ -271,22 +283,8 @@ class DeclaredSum:
             raise SumError(
                 f"partition {self.order.receiver} would learn the values of the only other "
                 f"survivor of {name}",
-                remedy="bring the missing parties back",
                 code="FK-SUM-SINGLE",
             )
-
-    def declare(self, min_cohort: int) -> tuple[int, ...]:
-        """Fix the survivors: the parties whose vectors are in. Final.
-
-        Raises
-        ------
-        SumError
-            See :meth:`check_survivors`.
-        """
-        if not self.survivors:
-            self.check_survivors(min_cohort)
-            self.survivors = self.uploaded
-        return self.survivors
 
     @property
     def dead(self) -> frozenset[int]:
@@ -331,7 +329,6 @@ class DeclaredSum:
             raise SumError(
                 f"{len(self._votes)} of {len(self.survivors)} survivors of {self.order.name} "
                 f"voted, {len(self._votes) + self.votes_missing} must",
-                remedy="repeat it with new values when more parties answer",
                 code="FK-SUM-SILENT",
             )
         voters = sorted(self._votes)
@@ -344,62 +341,6 @@ class DeclaredSum:
             voters=self.cohort.pack(voters) if voters else b"",
             votes=b"".join(self._votes[p] for p in voters),
         )
-
-    # -- pieces
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"cohort": self.order.cohort, "index": self.order.index}
-
-    def _living(self, partition: int) -> list[int]:
-        dead = self.dead
-        return [j for j in self.cohort.neighbours[partition] if j not in dead]
-
-
-# -- the server's side of one sum from its survivors' answers on: removes the masks
-
-Pair = tuple[int, int]
-Reply = Upload | Vote | UnmaskReply | RecoverReply
-
-
-class RunningSum(DeclaredSum):
-    """A sum from its order to its total.
-
-    Memory: one vector of the sum (two once it is open), and per party and neighbour 65 bytes of
-    sealed shares and digests (backups beyond 16 MiB go to a temporary file); an upload is added
-    when it arrives and dropped.
-
-    Attributes
-    ----------
-    forgers : list of int
-        Parties whose shares were found to be forged and left out.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.forgers: list[int] = []
-        self._total: np.ndarray = np.zeros(0)  # decoded, once the sum is open
-        self._answered: set[int] = set()
-        self._shares: dict[int, dict[int, bytes]] = {}  # survivor -> point -> share
-        self._seeds: dict[Pair, bytes] = {}  # (survivor, dead) -> seed
-        self._pair_shares: dict[Pair, dict[int, bytes]] = {}
-        self._finished = self._closed = False
-
-    def take(self, partition: int, reply: Reply, asked: Recover | None) -> None:
-        """Take a section of a party's reply; ``asked`` is what it was asked to recover.
-
-        Raises
-        ------
-        SumError
-        """
-        if isinstance(reply, Upload):
-            self.add(partition, reply)
-        elif isinstance(reply, Vote):
-            self.vote(partition, reply)
-        elif isinstance(reply, UnmaskReply):
-            self.reveal(partition, reply)
-        elif asked is not None:
-            self.recover(partition, asked, reply)
 
     def reveal(self, partition: int, reply: UnmaskReply) -> None:
         """Take the shares and seeds of a survivor.
@@ -457,7 +398,7 @@ class RunningSum(DeclaredSum):
 
         A party that shared no backups of its own does not help either.
         """
-        backed = {p for p in self.survivors if self.enclosed.has_backups(p)}
+        backed = {p for p in self.survivors if self.enclosed.of[p].backups >= 0}
         missing = [(i, j) for i, j in self._missing_pairs() if i in backed] if backed else []
         out = {}
         for partition in sorted(backed & self._answered) if missing else ():
@@ -518,7 +459,6 @@ class RunningSum(DeclaredSum):
             raise SumError(
                 f"{len(self.silent)} of {len(self.survivors)} survivors of {self.order.name} fell "
                 "silent before it could be unmasked",
-                remedy="repeat it with new values when more parties answer",
                 code="FK-SUM-SILENT",
             )
         streams: list[Stream] = []
@@ -573,6 +513,10 @@ class RunningSum(DeclaredSum):
         self._vector, self._total = self._vector[:0], self._total[:0]
 
     # -- pieces
+
+    def _living(self, partition: int) -> list[int]:
+        dead = self.dead
+        return [j for j in self.cohort.neighbours[partition] if j not in dead]
 
     def _pairs(self) -> Iterator[Pair]:
         """Yield the pairs of a survivor and a dead neighbour: their masks do not cancel."""

@@ -6,17 +6,20 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from ..errors import OptionError, SumError
 from ..wire import sums as wire
 from ..wire.message import PhaseMessage, Section
-from .encoding import CIPHERS, Encoding
+from .encoding import CIPHERS
 from .identity import Counts
 from .membership import Membership, check_cohort, make_roster
 from .running_sum import Reply, RunningSum
+
+if TYPE_CHECKING:
+    from ..exchange import SumSpec
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -75,9 +78,7 @@ class SecureSum:
     ) -> None:
         chosen = [sorted(keys)] if cohorts is None else cohorts
         if not chosen:
-            raise OptionError(
-                "there is no cohort to sum over", remedy="name at least one", code="FK-SUM-COHORTS"
-            )
+            raise OptionError("there is no cohort to sum over", code="FK-SUM-COHORTS")
         thresholds: list[int | None]
         if threshold is None or isinstance(threshold, int):
             thresholds = [threshold] * len(chosen)
@@ -109,45 +110,22 @@ class SecureSum:
         )
         self.membership = Membership.read(self.roster, session)
 
-    def order(
-        self,
-        name: str,
-        length: int,
-        encoding: Encoding,
-        *,
-        cohort: int = 0,
-        receiver: int = -1,
-        self_masks: bool = True,
-    ) -> RunningSum:
-        """Begin a sum.
-
-        Parameters
-        ----------
-        name : str
-            The method's name for it; the clients contribute under this name.
-        length : int
-            Numbers per party.
-        encoding : Encoding
-            Ring and public bound.
-        cohort : int (default: 0)
-            Whose vectors are summed.
-        receiver : int (default: -1)
-            The partition that alone can open the sum; the server if it is negative.
-        self_masks : bool (default: True)
-            Without them a sum needs no unmasking exchange, and is opened only if the whole cohort
-            takes part.
+    def order(self, spec: SumSpec, name: str = "") -> RunningSum:
+        """Begin a sum, as it is declared; under a ``name`` of its own where one is given.
 
         Raises
         ------
         OptionError
             The ring has no room, or the receiver would learn the other party's values.
         """
-        if length < 1 or not 0 <= cohort < len(self.membership.cohorts):
+        name, cohort, receiver, length = name or spec.name, spec.cohort, spec.receiver, spec.length
+        if not length or length < 1 or not 0 <= cohort < len(self.membership.cohorts):
             raise OptionError(
                 f"{name} has length {length} and cohort {cohort}", code="FK-SUM-LENGTH"
             )
         members = self.membership.cohorts[cohort]
         parties = len(members.members)
+        encoding = spec.encoding.noisy(spec.noise) if spec.release else spec.encoding
         encoding.check_room(parties)
         if receiver >= 0 and receiver not in members.members:
             raise OptionError(
@@ -156,7 +134,6 @@ class SecureSum:
         if receiver >= 0 and parties == 2 and not self.allow_single:
             raise OptionError(
                 f"partition {receiver} would learn the values of the only other party in {name}",
-                remedy="let more parties take part, or allow it with allow_single",
                 code="FK-SUM-SINGLE",
             )
         order = wire.Order(
@@ -168,7 +145,7 @@ class SecureSum:
             bits=encoding.bits,
             bound=encoding.bound,
             receiver=receiver,
-            self_masks=self_masks,
+            self_masks=spec.self_masks,
             open_from=min((k for c, k in self._open if c == cohort), default=self._next[cohort]),
             counted=0,
             noise=encoding.noise.variance,
@@ -221,7 +198,7 @@ class SecureSum:
             if not running.survivors:
                 running.check_survivors(self.min_cohort)
         for running in sums:
-            running.declare(self.min_cohort)
+            running.survivors = running.survivors or running.uploaded  # for good
         return sums
 
     def recover_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:

@@ -345,7 +345,6 @@ def check_partitions(parties: Sequence[DescribeReply]) -> None:
         if party.partition in seen:
             raise PartitionError(
                 f"two nodes have partition-id {party.partition}",
-                remedy="give every node its own partition-id from 0",
                 phase="describe",
                 code="FK-PARTITION-TWICE",
             )
@@ -354,16 +353,12 @@ def check_partitions(parties: Sequence[DescribeReply]) -> None:
     for name, times in names.items():
         if times > 1:
             raise PartitionError(
-                f"{times} nodes are called {name!r}",
-                remedy="give every node a name of its own, or none",
-                phase="describe",
-                code="FK-NODE-NAME-TWICE",
+                f"{times} nodes are called {name!r}", phase="describe", code="FK-NODE-NAME-TWICE"
             )
     totals = {party.partitions for party in parties}
     if len(totals) != 1:
         raise PartitionError(
             f"nodes disagree on num-partitions: {sorted(totals)}",
-            remedy="set the same num-partitions on every node",
             phase="describe",
             code="FK-PARTITION-TOTAL",
         )
@@ -374,7 +369,6 @@ def check_partitions(parties: Sequence[DescribeReply]) -> None:
         what, which = ("missing", missing) if missing else ("out of range", outside)
         raise PartitionError(
             f"{len(seen)} of {total} partitions are there; {what}: {_shorten(which)}",
-            remedy="start the missing nodes, with registered keys, or correct num-partitions",
             phase="describe",
             code="FK-PARTITION-MISSING",
         )
@@ -393,7 +387,6 @@ def check_columns(parties: Sequence[DescribeReply]) -> None:
             raise ProtocolError(
                 f"its table has {party.features} feature columns that differ from the "
                 f"{first.features} of {first.called} in number, name or order",
-                remedy="bring all tables to the same columns",
                 party=party.called,
                 phase="describe",
                 code="FK-COLUMNS-DIFFER",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -263,13 +264,9 @@ class PhaseMessage:
                 rest, last = arrays[len(single) :], array_fields[-1]
                 values[last.name] = tuple(_check_array(last, value, dict(sizes)) for value in rest)
         except _Broken as broken:
-            raise ProtocolError(
-                str(broken),
-                remedy=broken.remedy,
-                party=party,
-                phase=cls.phase,
-                code=broken.code,
-            ) from None
+            remedy = "run the same release of fedkern-flwr on both sides"
+            about = {"party": party, "phase": cls.phase, "code": broken.code}
+            raise ProtocolError(str(broken), remedy=remedy, **about) from None
         found = object.__new__(cls)
         found.__dict__.update(values)  # all is checked, so no need to do it again
         return found
@@ -288,8 +285,6 @@ class Message(PhaseMessage):
 
 class _Broken(Exception):
     """What is wrong with a message, before it is known who sent it."""
-
-    remedy = "run the same release of fedkern-flwr on both sides"
 
     def __init__(self, problem: str, code: str) -> None:
         super().__init__(problem)
@@ -355,6 +350,15 @@ def _check_layout(declared: _ArrayField, value: Any, sizes: dict[str, int]) -> N
             raise _Broken(
                 f"{name} has {size} {dimension} instead of {sizes[dimension]}", "FK-MESSAGE-SHAPE"
             )
+
+
+def content_digest(scalars: Mapping[str, Any], arrays: Iterable[NDArray[Any]]) -> str:
+    """Return the SHA-256 of what a message says."""
+    found = hashlib.sha256(json.dumps(sorted(scalars.items()), default=repr).encode())
+    for array in arrays:
+        found.update(f"{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 # -- sections: further phase messages that travel within the message of a phase

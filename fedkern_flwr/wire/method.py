@@ -93,11 +93,7 @@ def pack(
         text = json.dumps([plain, shapes, dict(sizes or {})], allow_nan=False)
     except (TypeError, ValueError):
         odd = {name: type(value).__name__ for name, value in plain.items()}
-        raise ProtocolError(
-            f"values of {odd} cannot be sent",
-            remedy="send numbers, texts, lists and dictionaries of them, and arrays",
-            code="FK-MESSAGE-SEND",
-        ) from None
+        raise ProtocolError(f"values of {odd} cannot be sent", code="FK-MESSAGE-SEND") from None
     return text.encode(), tuple(given)
 
 
@@ -120,7 +116,6 @@ def unpack(
     except (ValueError, TypeError, AttributeError):
         raise ProtocolError(
             "its values cannot be read",
-            remedy="run the same release of the method on both sides",
             party=party,
             phase=MethodRequest.phase,
             code="FK-MESSAGE-DAMAGED",

@@ -9,14 +9,11 @@ Bit sets are little-endian bytes, a bit per member of the cohort in ascending or
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from .message import Message, PhaseMessage, arrays
+from .message import Message, PhaseMessage, arrays, content_digest
 
 
 class Roster(Message, phase="sum-roster"):
@@ -132,7 +129,7 @@ class Vote(SumSection, phase="sum-vote"):
     Attributes
     ----------
     signature : bytes
-        Ed25519, 64 bytes; see :mod:`fedkern_flwr.secure_sum.votes`.
+        Ed25519, 64 bytes; see :mod:`fedkern_flwr.secure_sum.membership`.
     """
 
     signature: bytes
@@ -260,9 +257,5 @@ def bind(name: str, request: PhaseMessage, **alike: Any) -> str:
     items or another set of nodes that count, gets a sum that cannot be opened. Scalars in which
     requests may differ are given, with what stands for them.
     """
-    scalars = {**request.scalars(), **alike}
-    digest = hashlib.sha256(json.dumps(sorted(scalars.items()), default=repr).encode())
-    for array in request.arrays():
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return f"{name}#{digest.hexdigest()[:32]}"
+    digest = content_digest({**request.scalars(), **alike}, request.arrays())
+    return f"{name}#{digest[:32]}"

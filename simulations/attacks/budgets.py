@@ -41,6 +41,7 @@ from scipy import optimize
 from scipy.stats import beta, norm
 
 from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.groups.gradients import GRADIENT_SUM, gradient, public_coordinates, shortened
 from fedkern_flwr.hybrid import fourier
 from fedkern_flwr.hybrid.landmarks import public_seed
@@ -409,7 +410,8 @@ class ReplayedSum:
     def _release(self, victim: int, values: Floats, times: int) -> Floats:
         order, encoding = self.order, Encoding.of(self.order)
         length = times * order.length
-        running = self.server.order(order.name, length, encoding, self_masks=order.self_masks)
+        own = {"name": order.name, "length": length, "self_masks": order.self_masks}
+        running = self.server.order(SumSpec(encoding=encoding, **own))
         known = np.zeros(length, encoding.dtype)
         for p in self.alive:
             party = self.parties[p]

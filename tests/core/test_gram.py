@@ -23,6 +23,7 @@ from summing_nodes import SESSION, Nodes
 
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import EngineError
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.gram import matrix as gram
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.matrix import packed_size, unpack
@@ -417,7 +418,7 @@ class Server(Nodes):
         parties = len(self.server.membership.cohorts[cohort].members)
         (spec,) = request.sum_specs(wire.GramFacts(parties, 3, ITEMS))
         name = bind(spec.name, request)
-        return self.server.order(name, spec.length, spec.encoding, cohort=cohort)
+        return self.server.order(replace(spec, cohort=cohort, self_masks=True), name)
 
     def matrix(self, cohort: int = 0, counted: Any = None, **more: Any) -> wire.MatrixRequest:
         """Return the next request for a matrix, in which some nodes count, by default all."""
@@ -518,7 +519,8 @@ def test_the_state_of_a_node_holds_none_of_its_rows() -> None:
     server = Server(tables=[np.array([[3, 0, 2, 1]]) * 104_729 for _ in X])
     request = server.matrix(bound=314187.0, rows=1)
     ring = matrix_encoding(4, 1, 314187.0, 0)
-    running = server.server.order(bind(wire.GRAM_SUM, request), packed_size(ITEMS), ring, cohort=0)
+    about: Any = {"name": bind(wire.GRAM_SUM, request), "length": packed_size(ITEMS)}
+    running = server.server.order(SumSpec(encoding=ring, self_masks=True, **about))
     for k in range(4):
         server.ask(k, request, server.server.sections(k, [running]))
     text = repr(server.contexts[0].state)

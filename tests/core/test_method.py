@@ -505,7 +505,7 @@ class NoisyNodes(Nodes):
 
     def noisy(self, release: Release, **options: Any) -> RunningSum:
         encoding = ENCODING.noisy(release.noise)
-        return self.server.order("a", 3, encoding, self_masks=False, **options)
+        return self.order(encoding=encoding, self_masks=False, **options)
 
     def total(self, release: Release, gamma: float = 0.0, kind: Any = None) -> np.ndarray:
         """Return the total of a sum that all contribute to."""
@@ -532,7 +532,7 @@ def test_an_order_with_other_noise_than_the_node_derives_is_refused(change: Any)
 
 def test_noise_that_the_run_did_not_declare_and_a_budget_without_noise_are_refused() -> None:
     run = Nodes(4, NoisyClient)
-    running = run.server.order("a", 3, ENCODING.noisy(planned().noise), self_masks=False)
+    running = run.order(encoding=ENCODING.noisy(planned().noise), self_masks=False)
     refuses("FK-ORDER-NOISE", run.ask, 0, question(), run.server.sections(0, [running]))
     refuses("FK-BUDGET-METHOD", NoisyNodes, SummingClient)
 

@@ -13,7 +13,8 @@ import pytest
 from refusals import refuses
 
 from fedkern_flwr.guard.ledger import AboutRun, NodeLedger, ledger_totals
-from fedkern_flwr.guard.opened import Opening, Rules
+from fedkern_flwr.guard.opened import Opening
+from fedkern_flwr.guard.policy import Rules
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.warm_node.report import NodeStatus

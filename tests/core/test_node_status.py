@@ -26,8 +26,8 @@ from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.flower_compat import CONNECTED, DISCONNECTED, RUN_OF_MESSAGE
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import LedgerTotals, NodeLedger, ledger_totals
-from fedkern_flwr.guard.opened import Opening, Rules
-from fedkern_flwr.guard.policy import write_policy
+from fedkern_flwr.guard.opened import Opening
+from fedkern_flwr.guard.policy import Rules, write_policy
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.warm_node import report as reporting

@@ -25,6 +25,7 @@ from fedkern_flwr.failure import mark_error, read_error
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import Client
 from fedkern_flwr.options import CLIENTS, REMOVED, Removed
+from fedkern_flwr.run import RunRules
 from fedkern_flwr.run_log import RunLog
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.apps.node import client_maker
@@ -308,7 +309,7 @@ def whole_progress(strategy: Any) -> dict[str, Any]:
 
 
 def restored(strategy: Any) -> Any:
-    return RunLog(strategy, strategy.run_rules(), strategy.nodes).restore()
+    return RunLog(strategy, RunRules.of(strategy), strategy.nodes).restore()
 
 
 def checkpoint(method: str, name: str, value: Any, folder: Path) -> None:

@@ -23,7 +23,8 @@ from fedkern_flwr.errors import OptionError, RefusedError
 from fedkern_flwr.guard import NodePolicy, ledger_file
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.ledger_file import FILE
-from fedkern_flwr.guard.opened import Opening, Rules
+from fedkern_flwr.guard.opened import Opening
+from fedkern_flwr.guard.policy import Rules
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.simulations.cli.main import run
 
@@ -364,8 +365,11 @@ def _killed_at(place: int, folder: Path) -> None:
 
     sqlite3.connect = traced  # type: ignore[assignment]
     ledger = NodeLedger(folder)
-    open_run(ledger, "a", table(range(20)))
-    answer(ledger, "a", purpose="sum 0")
+    with ledger.held():  # as a node answers
+        open_run(ledger, "a", table(range(20)))
+        with ledger.entering():
+            answer(ledger, "a", purpose="sum 0")
+            ledger.keep_record("a", "what it remembers")
     step()
     (folder / "answer-0").touch()  # it has left
     step()

@@ -16,7 +16,7 @@ from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.groups.messages import SVMFacts
 from fedkern_flwr.guard import NodePolicy, check_selection
-from fedkern_flwr.guard.orders import check_cohort, check_order, check_own_rows, check_run
+from fedkern_flwr.guard.policy import Rules, check_cohort, check_order, check_own_rows, check_run
 from fedkern_flwr.hybrid import messages as hybrid
 from fedkern_flwr.judging.figures import Yardstick
 from fedkern_flwr.secure_sum import Encoding
@@ -101,7 +101,7 @@ def test_cohorts_hide_enough(counts: dict[int, Counts], enough: int, holds: bool
     rows = sum(one.rows + one.held_out for one in counts.values())
     few = len(counts) < min(3, enough) or (holds and rows < 9)
     try:
-        check_cohort(cohort, counts, policy, enough=enough, holds=holds)
+        check_cohort(cohort, counts, Rules(policy=policy, enough=enough), holds=holds)
     except RefusedError:
         assert few
     else:

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from refusals import refused, refuses
 
-from fedkern_flwr.guard import NodePolicy, spending
+from fedkern_flwr.guard import NodePolicy, opened
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.guard.opened import Opening, Rules
-from fedkern_flwr.guard.orders import check_run
+from fedkern_flwr.guard.opened import Charge, Opening
+from fedkern_flwr.guard.policy import Rules, check_run
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.privacy import Budget, Release, plan_release
 from fedkern_flwr.privacy.accounting import epsilon_of
 
@@ -273,17 +272,17 @@ def test_a_stream_does_not_go_back_and_its_record_stays_short() -> None:
     one, found = release(1.0), {}
     for start in (0, 5, 5, 10):  # one is asked for again
         charge = Charge(b"%d" % start, one, rows=(start, start + 5))
-        found = spending.spend(found, [charge])
+        found = opened.spend(found, [charge])
     assert len(found) == 1
-    refuses("FK-BUDGET-AGAIN", spending.spend, found, [Charge(b"other", one, rows=(14, 19))])
+    refuses("FK-BUDGET-AGAIN", opened.spend, found, [Charge(b"other", one, rows=(14, 19))])
 
 
 def test_all_rows_are_not_asked_for_after_messages_of_some() -> None:
     """What messages of a stream cost is of their own rows: a sum of all would cost them twice."""
     one = release(1.0)
-    found = spending.spend({}, [Charge(b"0", one, rows=(0, 5))])
-    refuses("FK-BUDGET-AGAIN", spending.spend, found, [Charge(b"all", one)])
-    assert len(spending.spend(found, [Charge(b"held out", one, held_out=True)])) == 2
+    found = opened.spend({}, [Charge(b"0", one, rows=(0, 5))])
+    refuses("FK-BUDGET-AGAIN", opened.spend, found, [Charge(b"all", one)])
+    assert len(opened.spend(found, [Charge(b"held out", one, held_out=True)])) == 2
 
 
 def test_messages_of_a_party_add_up_within_a_run() -> None:
@@ -291,6 +290,6 @@ def test_messages_of_a_party_add_up_within_a_run() -> None:
     one = replace(one, budget=Budget(epsilon_of(3 * one.curve, one.delta) * 1.001, unit="party"))
     for start in (0, 5, 5, 10):
         charge = Charge(b"%d" % start, one, rows=(start, start + 5))
-        found = spending.spend(found, [charge])
+        found = opened.spend(found, [charge])
     assert len(found) == 2
-    refuses("FK-BUDGET-EXCEEDED", spending.spend, found, [Charge(b"15", one, rows=(15, 20))])
+    refuses("FK-BUDGET-EXCEEDED", opened.spend, found, [Charge(b"15", one, rows=(15, 20))])

@@ -109,7 +109,8 @@ class Nodes:
         return own, found
 
     def order(self, name: str = "a", length: int = 3, **options: Any) -> RunningSum:
-        return self.server.order(name, length, ENCODING, **options)
+        usual = {"name": name, "length": length, "encoding": ENCODING, "self_masks": True}
+        return self.server.order(SumSpec(**(usual | options)))
 
     def contribute(self, *running: RunningSum, kind: Any = None, number: int = 1) -> None:
         for k in self.members:

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from scipy import stats
 
 from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.secure_sum import Encoding, Party, PartyState, RunningSum, SecureSum
 from fedkern_flwr.secure_sum import membership as graph
 from fedkern_flwr.wire import sums as wire
@@ -94,8 +95,9 @@ class Run:
         """
         chosen = encoding or Encoding.integers(1 << 20)
         number = self.encodings.setdefault(chosen, len(self.encodings))
-        name = options.pop("name", f"gradient {number}" if number else "gradient")
-        running = self.server.order(name, length, chosen, **options)
+        usual = {"name": f"gradient {number}" if number else "gradient", "self_masks": True}
+        spec = SumSpec(encoding=chosen, length=length, **(usual | options))
+        running = self.server.order(spec)
         if backups is not None:
             running.backups = backups
         return running

@@ -13,7 +13,7 @@ from refusals import raises
 from sums_in_memory import Run, assert_alike, assert_uniform, refuses, sparse
 
 from fedkern_flwr.errors import SumError
-from fedkern_flwr.secure_sum import CIPHERS, Encoding, add_streams, votes
+from fedkern_flwr.secure_sum import CIPHERS, Encoding, add_streams
 from fedkern_flwr.secure_sum import crypto as relay
 from fedkern_flwr.secure_sum import membership as graph
 from fedkern_flwr.secure_sum import party as party_module
@@ -325,7 +325,7 @@ def test_the_server_alone_sees_a_padded_sum() -> None:
 
 
 # -- a server that tells different survivors to different parties, with colluders: it needs as many
-# as fedkern_flwr.secure_sum.votes states, where identities are pinned
+# as fedkern_flwr.secure_sum.membership states, where identities are pinned
 
 VICTIM = 0
 
@@ -361,9 +361,9 @@ class Liar:
 
     def colluders_vote(self, alive: bytes) -> None:
         """Colluders vote as often as they like."""
-        subject = votes.Subject("run", self.cohort, self.running.order.index, alive)
+        subject = graph.Subject("run", self.cohort, self.running.order.index, alive)
         for c in self.colluders:
-            signature = votes.sign_vote(self.run.identities[c], subject)
+            signature = graph.sign_vote(self.run.identities[c], subject)
             self.votes.setdefault(alive, {})[c] = signature
 
     def tell(self, party: int, alive: bytes) -> None:
