@@ -34,7 +34,7 @@ from fedkern_flwr.labels import decide, encode_classes, label_rows, name_classes
 from fedkern_flwr.node.client import Client
 from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.table_parties import TableReply
-from fedkern_flwr.tables.arrow import take_frame
+from fedkern_flwr.tables import take_frame
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 
 # -- A private file of a run on a node, for what is too large to travel with its state
@@ -134,9 +134,7 @@ class PartyTable:
         self.class_names, self.classes = name_classes(classes)
         if self.classes and len(set(self.class_names)) < max(2, len(self.classes)):
             raise self._bad(
-                "classes that are fewer than two or not distinct",
-                "name each once",
-                code="FK-CLASSES-NAMED",
+                "classes that are fewer than two or not distinct", code="FK-CLASSES-NAMED"
             )
         self.x = self._features(x, _length(x, y, ids))
         self.y = self._targets(y, len(self.x))
@@ -147,7 +145,6 @@ class PartyTable:
         if self.x_test.shape[1] != features:
             raise self._bad(
                 f"its held-out rows have {self.x_test.shape[1]} features instead of {features}",
-                "bring them to the same columns",
                 code="FK-COLUMNS-DIFFER",
             )
         self.labelled = y_test is not None
@@ -159,9 +156,7 @@ class PartyTable:
         self.columns = tuple(columns) if columns is not None else tuple(map(str, range(features)))
         if len(self.columns) != features:
             raise self._bad(
-                f"{features} features have {len(self.columns)} names",
-                "name each of them",
-                code="FK-COLUMN-NAMES",
+                f"{features} features have {len(self.columns)} names", code="FK-COLUMN-NAMES"
             )
         # of a session: hashes of the rows, and the order that sorts them
         self._known: tuple[str, NDArray[np.uint64], NDArray[np.intp]] | None = None
@@ -308,16 +303,10 @@ class PartyTable:
         out = np.ascontiguousarray(self._numbers(x, "features"))
         if out.ndim != 2 or len(out) != rows:
             raise self._bad(
-                f"features of shape {out.shape} do not fit {rows} rows",
-                "pass x of shape (n, d)",
-                code="FK-SHAPE-DIFFERS",
+                f"features of shape {out.shape} do not fit {rows} rows", code="FK-SHAPE-DIFFERS"
             )
         if not np.isfinite(out).all():
-            raise self._bad(
-                "NaN or infinite values",
-                "leave such rows out: they lack the block",
-                code="FK-VALUES-FINITE",
-            )
+            raise self._bad("NaN or infinite values", code="FK-VALUES-FINITE")
         return out
 
     def _targets(self, y: ArrayLike | None, rows: int) -> Floats:
@@ -328,22 +317,16 @@ class PartyTable:
             out = out[:, 0]
         if out.ndim not in (1, 2) or len(out) != rows or (self.classes and out.ndim != 1):
             raise self._bad(
-                f"labels of shape {out.shape} do not fit {rows} rows",
-                "pass one label per row",
-                code="FK-SHAPE-DIFFERS",
+                f"labels of shape {out.shape} do not fit {rows} rows", code="FK-SHAPE-DIFFERS"
             )
         if not np.isfinite(out).all():
-            raise self._bad(
-                "NaN or infinite labels", "leave such rows out", code="FK-VALUES-FINITE"
-            )
+            raise self._bad("NaN or infinite labels", code="FK-VALUES-FINITE")
         if self.classes:
             return encode_classes(out, self.classes, self.party)
         out = out[:, None] if out.ndim == 1 else out
         if rows and np.abs(out).max() > self.label_bound:
             raise self._bad(
-                f"labels beyond the declared bound of {self.label_bound:g}",
-                "scale them, or declare a larger label bound at all hospitals",
-                code="FK-LABELS-BOUND",
+                f"labels beyond the declared bound of {self.label_bound:g}", code="FK-LABELS-BOUND"
             )
         return out
 
@@ -354,9 +337,7 @@ class PartyTable:
         if names is None:
             names = np.array([str(i) for i in ids], dtype=np.str_)
         if len(names) != rows:
-            raise self._bad(
-                f"{len(names)} ids for {rows} rows", "give each row an id", code="FK-SHAPE-DIFFERS"
-            )
+            raise self._bad(f"{len(names)} ids for {rows} rows", code="FK-SHAPE-DIFFERS")
         return names
 
     def check_key(self, key: AlignmentKey | None, remedy: str, *, joined: bool = True) -> None:
@@ -380,9 +361,7 @@ class PartyTable:
         TableError
         """
         if repeated := count_duplicates(self._hash(session, key)[1]):
-            raise self._bad(
-                f"{repeated} duplicate ids", "keep one row per id", code="FK-IDS-DUPLICATE"
-            )
+            raise self._bad(f"{repeated} duplicate ids", code="FK-IDS-DUPLICATE")
 
     def _bad(self, problem: str, remedy: str, *, code: str = "") -> TableError:
         return TableError(problem, remedy=remedy, party=self.party, code=code)
@@ -402,7 +381,7 @@ def as_numbers(
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):  # whose text quotes a value
         problem = f"{what} that are not numbers"
-        raise TableError(problem, remedy=remedy, party=party, code="FK-COLUMN-NUMBERS") from None
+        raise TableError(problem, party=party, code="FK-COLUMN-NUMBERS") from None
 
 
 def _length(*columns: Any) -> int:
@@ -435,8 +414,6 @@ class TableClient(Client):
         CSV file for predictions of its held-out rows.
     table : callable (default: PartyTable)
         Makes the table.
-    check : callable, optional
-        Raises for options that do not fit, before the table is made.
     **common
         Options of :class:`~fedkern_flwr.node.client.Client`.
 
@@ -471,11 +448,9 @@ class TableClient(Client):
         alignment_key: AlignmentKey | None = None,
         predictions: str | Path | None = None,
         table: Callable[..., PartyTable] = PartyTable,
-        check: Callable[[], None] = lambda: None,
         **common: Any,
     ) -> None:
         super().__init__(context, **common)
-        check()
         if not 0.0 < label_bound < np.inf:
             raise OptionError(
                 f"label_bound is {label_bound}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
+from functools import cache
 
 #: Errors of a disk to which nothing can be written.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -29,8 +30,9 @@ class FedKernError(Exception):
     ----------
     problem : str
         What is wrong, in a sentence without a full stop.
-    remedy : str (default: "")
-        What the reader can do about it.
+    remedy : str, optional
+        What the reader can do about it. By default, of errors that are ``advised``, what
+        ``codes.toml`` says of the code: only a place that knows better says it itself.
     party : str (default: "")
         The party concerned, such as ``"partition 3"`` or ``"server"``.
     phase : str (default: "")
@@ -47,6 +49,9 @@ class FedKernError(Exception):
     told = False
     #: Whether it follows from files, or from when rows come, and never from their values.
     free = False
+    #: Whether the remedy of its code is told where none is given: what users can do is in their
+    #: tables and options.
+    advised = False
     #: What stays when the sentence is mended; empty where it has none yet.
     code = ""
 
@@ -59,6 +64,8 @@ class FedKernError(Exception):
         phase: str = "",
         code: str = "",
     ) -> None:
+        if code and not remedy and self.advised:
+            remedy = usual_remedies().get(code, "")
         if not code:  # that of what a node or another error said
             problem, code = quoted_code(problem)
         self.problem, self.remedy, self.party, self.phase = problem, remedy, party, phase
@@ -79,16 +86,27 @@ class FedKernError(Exception):
         return f"{text} [{self.code}]" if self.code else text
 
 
+@cache
+def usual_remedies() -> dict[str, str]:
+    """Return what to do by code, as it stands in the middle of a line."""
+    from .codes import known_codes  # which knows errors
+
+    usual = {code: cause.remedy for rows in known_codes().values() for code, cause in rows.items()}
+    return {code: text[:1].lower() + text[1:].removesuffix(".") for code, text in usual.items()}
+
+
 class OptionError(FedKernError):
     """An option has a value that cannot work; raised before anything is sent."""
 
     exit_code = 2
+    advised = True
 
 
 class TableError(FedKernError):
     """A party's table cannot be used: missing file or column, text, NaN, duplicate ids, ..."""
 
     exit_code = 2
+    advised = True
 
 
 class ColumnError(TableError):
@@ -128,6 +146,8 @@ class ClientError(FedKernError):
 class CohortError(FedKernError):
     """Too few parties: at the start, or left after failures."""
 
+    advised = True
+
 
 class SmallCohortError(CohortError):
     """Fewer parties than a secure sum needs, found before anything is sent."""
@@ -149,6 +169,7 @@ class CheckpointError(FedKernError):
     """A checkpoint is missing, damaged or belongs to another run."""
 
     exit_code = 2
+    advised = True
     free = True
 
 
