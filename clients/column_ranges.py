@@ -366,7 +366,7 @@ class RangesClient(Client):
                     100.0 * own / width,
                 )
 
-    def _bad(self, problem: str, remedy: str, *, code: str) -> TableError:
+    def _bad(self, problem: str, remedy: str = "", *, code: str) -> TableError:
         return TableError(problem, remedy=remedy, party=self.name, code=code)
 
     def _unwritable(self) -> OptionError:

@@ -363,7 +363,7 @@ class PartyTable:
         if repeated := count_duplicates(self._hash(session, key)[1]):
             raise self._bad(f"{repeated} duplicate ids", code="FK-IDS-DUPLICATE")
 
-    def _bad(self, problem: str, remedy: str, *, code: str = "") -> TableError:
+    def _bad(self, problem: str, remedy: str = "", *, code: str = "") -> TableError:
         return TableError(problem, remedy=remedy, party=self.party, code=code)
 
 
@@ -414,6 +414,8 @@ class TableClient(Client):
         CSV file for predictions of its held-out rows.
     table : callable (default: PartyTable)
         Makes the table.
+    check : callable, optional
+        Raises for options that do not fit, before the table is made.
     **common
         Options of :class:`~fedkern_flwr.node.client.Client`.
 
@@ -448,9 +450,11 @@ class TableClient(Client):
         alignment_key: AlignmentKey | None = None,
         predictions: str | Path | None = None,
         table: Callable[..., PartyTable] = PartyTable,
+        check: Callable[[], None] = lambda: None,
         **common: Any,
     ) -> None:
         super().__init__(context, **common)
+        check()
         if not 0.0 < label_bound < np.inf:
             raise OptionError(
                 f"label_bound is {label_bound}",

@@ -23,7 +23,7 @@ from fedkern_flwr.solvers.losses import Loss
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical import parties as vertical
-from fedkern_flwr.vertical.parties import MissingRows, VerticalPlan, check_alone, make_plan
+from fedkern_flwr.vertical.parties import MissingRows, VerticalPlan, held_out_rows, rows_of
 from fedkern_flwr.vertical.phase_training import (
     MULTIPLES,
     REGULARIZATIONS,
@@ -351,8 +351,8 @@ class FDSKL(Judges):
     def cohorts(self) -> list[list[int]] | None:
         """Match the rows; all sums are over everybody."""
         parties = list(self.parties_.values())
-        self.plan_ = make_plan(parties, self.missing, predict=bool(self.model_of[0]))
-        check_alone(self.plan_, parties, allow_single=self.allow_single)
+        self.plan_ = vertical.make_plan(parties, self.missing, predict=bool(self.model_of[0]))
+        vertical.check_alone(self.plan_, parties, allow_single=self.allow_single)
         first = next(p for p in parties if p.partition == self.plan_.actives[0])
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
@@ -672,42 +672,22 @@ def _evaluation_row(found: Mapping[str, float], spent: NDArray[np.float64]) -> d
 
 @dataclass(frozen=True)
 class Need:
-    """Phases that the owners shall have.
+    """Phases that the owners shall have."""
 
-    Attributes
-    ----------
-    rows : ndarray of int64, shape (n,)
-        Rows of the plan, ascending.
-    upto : dict
-        Owner -> how many of its directions.
-    """
-
-    rows: Rows
-    upto: Mapping[int, int]
+    rows: Rows  # of the plan, ascending
+    upto: Mapping[int, int]  # owner -> how many of its directions
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """An iteration of streaming.
-
-    Attributes
-    ----------
-    number, leader : int
-        The leader is the active party whose batch it takes.
-    rows : ndarray of int64
-        The batch, rows of the plan.
-    directions : int
-        r, which the leader gets.
-    rate, decay : float
-        gamma_t and 1 - gamma_t lambda.
-    """
+    """An iteration of streaming."""
 
     number: int
-    leader: int
-    rows: Rows
-    directions: int
-    rate: float
-    decay: float
+    leader: int  # the active party whose batch it takes
+    rows: Rows  # the batch, rows of the plan
+    directions: int  # r, which the leader gets
+    rate: float  # gamma_t
+    decay: float  # 1 - gamma_t lambda
 
 
 _NO_ITERATION = Iteration(0, -1, _NO_ROWS, 0, 0.0, 0.0)
@@ -722,27 +702,13 @@ _NO_COLLECTION: Collection = 0, _NO_ROWS, _NO_FIELDS
 
 @dataclass(kw_only=True)
 class Phases:
-    """Which phases the owners have, and the exchanges that bring them more.
+    """Which phases the owners have, and the exchanges that bring them more."""
 
-    Attributes
-    ----------
-    plan : VerticalPlan
-        Who holds which rows.
-    settings : mapping
-        Fields of a step that are those of the run: how phases are made, and the loss.
-    outputs : int
-        Columns of the targets.
-    attempts : int
-        How often phases that were lost are sent again.
-    number : int
-        Of the last collection.
-    """
-
-    plan: VerticalPlan
-    settings: Mapping[str, Any]
-    outputs: int
-    attempts: int
-    number: int = 0
+    plan: VerticalPlan  # who holds which rows
+    settings: Mapping[str, Any]  # fields of a step that are those of the run
+    outputs: int  # columns of the targets
+    attempts: int  # how often phases that were lost are sent again
+    number: int = 0  # of the last collection
     _waiting: dict[int, int] = field(default_factory=dict)  # owner -> collection on its way
     _parts: int = 0  # in how many exchanges the last phases have come
 
@@ -929,13 +895,3 @@ class Phases:
     def positions(self, partition: int, rows: Rows) -> NDArray[np.int32]:
         """Return the positions of rows of the plan among those that a party announced."""
         return np.ascontiguousarray(self.plan.rows[partition][rows], np.int32)
-
-
-def held_out_rows(plan: VerticalPlan) -> Rows:
-    """Return all held-out rows of a plan."""
-    return np.concatenate([rows_of(part) for part in plan.test.values()])
-
-
-def rows_of(part: range) -> Rows:
-    """Return the rows of a part of a plan."""
-    return np.arange(part.start, part.stop)

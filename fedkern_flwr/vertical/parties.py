@@ -247,3 +247,13 @@ def _check_numbered(parties: Sequence[VerticalDescribeReply]) -> None:
                 f"{len(first.ids)}",
                 code="FK-ROWS-DIFFER",
             )
+
+
+def held_out_rows(plan: VerticalPlan) -> NDArray[np.int64]:
+    """Return all held-out rows of a plan."""
+    return np.concatenate([rows_of(part) for part in plan.test.values()])
+
+
+def rows_of(part: range) -> NDArray[np.int64]:
+    """Return the rows of a part of a plan."""
+    return np.arange(part.start, part.stop)
