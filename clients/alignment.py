@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -91,19 +90,9 @@ class AlignmentClient(Client):
         self.tests = len(held_out)
         self.ids = known + held_out
         if not self.ids:
-            raise TableError(
-                "there are no ids",
-                remedy="bring rows to align",
-                party=self.name,
-                code="FK-ROWS-NONE",
-            )
+            raise TableError("there are no ids", party=self.name, code="FK-ROWS-NONE")
         if repeated := len(self.ids) - len(set(self.ids)):
-            raise TableError(
-                f"{repeated} duplicate ids",
-                remedy="keep one row per id",
-                party=self.name,
-                code="FK-IDS-DUPLICATE",
-            )
+            raise TableError(f"{repeated} duplicate ids", party=self.name, code="FK-IDS-DUPLICATE")
         if not can_be_written(self.alignment):  # before any work is done
             raise self._unwritable()
 
@@ -126,6 +115,17 @@ class AlignmentClient(Client):
             columns=columns_digest(()),
         )
 
+    def answer(self, request: Any, method: Any) -> Any:
+        """Let errors about what another party sent name this one, which noticed."""
+        try:
+            return method(request)
+        except ProtocolError as error:
+            if error.party:
+                raise
+            raise ProtocolError(
+                error.problem, remedy="start align again", party=self.name, code=error.code
+            ) from None
+
     @answers(wire.HopRequest)
     def pass_on(self, request: wire.HopRequest) -> wire.HopReply:
         """Send the own list to the next party, or multiply another's and pass it on."""
@@ -138,8 +138,7 @@ class AlignmentClient(Client):
             order = exponents.order(self.ids)
             points = blind_ids((self.ids[k] for k in order), exponents.blind)
         else:
-            with self._naming_errors():
-                points = multiply_points(self._open(request, request.hop), exponents.own)
+            points = multiply_points(self._open(request, request.hop), exponents.own)
         after, owner = self._neighbour(1), self._neighbour(-request.hop)
         place = _place(request, request.hop + 1, owner, self.partition, after)
         sealed = seal_message(self.pair_secret(after), points, *place)
@@ -154,9 +153,8 @@ class AlignmentClient(Client):
             tags = self._written(request.session)
         else:
             exponents = self._exponents()
-            with self._naming_errors():
-                points = self._open(request, self.partitions)
-                found = finish_tags(points, exponents.rest, len(self.ids))
+            points = self._open(request, self.partitions)
+            found = finish_tags(points, exponents.rest, len(self.ids))
             ids = [self.ids[k] for k in exponents.order(self.ids)]
             tags = AlignmentTags.of(request.session, ids, found)
             self._write(tags)
@@ -192,18 +190,6 @@ class AlignmentClient(Client):
         place = _place(request, hop, owner, before, self.partition)
         return unseal_message(self.pair_secret(before), request.received.tobytes(), *place)
 
-    @contextmanager
-    def _naming_errors(self) -> Iterator[None]:
-        """Let errors about what another party sent name this one, which noticed."""
-        try:
-            yield
-        except ProtocolError as error:
-            if error.party:
-                raise
-            raise ProtocolError(
-                error.problem, remedy="start align again", party=self.name, code=error.code
-            ) from None
-
     def _neighbour(self, steps: int) -> int:
         """Return the party so many steps further in the ring."""
         return (self.partition + steps) % self.partitions
@@ -237,10 +223,7 @@ class AlignmentClient(Client):
 
     def _unwritable(self) -> OptionError:
         return OptionError(
-            "the alignment file cannot be written",
-            remedy="name a file in a folder of this node's user",
-            party=self.name,
-            code="FK-FILE-WRITE",
+            "the alignment file cannot be written", party=self.name, code="FK-FILE-WRITE"
         )
 
 

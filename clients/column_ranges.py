@@ -16,15 +16,17 @@ from fedkern_flwr.align.column_ranges import (
     DEFAULT_BOUND,
     ENCODING,
     LABEL,
+    Block,
     Centre,
+    Coarse,
     Floats,
+    OwnColumns,
     beyond,
     check_values,
     own_ranges,
 )
 from fedkern_flwr.checkpoint import can_be_written, write_atomically
 from fedkern_flwr.encoding.columns import CIRCLES, Number, other_scale
-from fedkern_flwr.encoding.common import Coarse, OwnColumns, coarse_numbers, fine_numbers
 from fedkern_flwr.encoding.encoder import KeptEncoder, Told
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
 from fedkern_flwr.exchange import SumSpec
@@ -34,7 +36,7 @@ from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.client import Client, answers, logger
 from fedkern_flwr.node.state import KeptState, SessionState
 from fedkern_flwr.scaling import Scaling, ranges_to_json
-from fedkern_flwr.tables.arrow import take_frame
+from fedkern_flwr.tables import take_frame
 from fedkern_flwr.tables.table import Kind, Table
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
@@ -110,55 +112,43 @@ class RangesClient(Client):
         **common: Any,
     ) -> None:
         super().__init__(context, **common)
-        self.bound = bound
-        self.block = block
-        self.ranges = None if ranges is None else Path(ranges)
-        self.scaling = None if scaling is None else Path(scaling)
-        self.encoder = None if encoder is None else Path(encoder)
+        self.bound, self.block, self.category_key = bound, block, category_key
+        paths = (None if path is None else Path(path) for path in (ranges, scaling, encoder))
+        self.ranges, self.scaling, self.encoder = paths
         x, columns = take_frame(x, columns, self.name)
         self.x = as_numbers(x, "features", self.name)
         if self.x.ndim != 2 or not self.x.size:
-            raise self._bad(
-                f"features of shape {self.x.shape}",
-                "pass x of shape (n, d)",
-                code="FK-SHAPE-DIFFERS",
-            )
+            raise self._bad(f"features of shape {self.x.shape}", code="FK-SHAPE-DIFFERS")
         rows, features = self.x.shape
         self.columns = tuple(map(str, range(features) if columns is None else columns))
         if len(self.columns) != features or len(set(self.columns)) != features:
             raise self._bad(
                 f"{features} features have {len(set(self.columns))} different names",
-                "name each of them",
                 code="FK-COLUMN-NAMES",
             )
         check_values(self.x, self.columns, self.name)
         self.units = dict(units or {})
-        self.own: OwnColumns | None = None
-        self.category_key = category_key
+        own = Table(self.x[:, :0], None, ())  # of columns that are encoded
         if self.encoder is not None:
             if self.ranges is not None:
                 raise OptionError(
-                    "this node has ranges and an encoder",
-                    remedy="leave one of them out",
-                    party=self.name,
-                    code="FK-OPTION-BOTH",
+                    "this node has ranges and an encoder", party=self.name, code="FK-OPTION-BOTH"
                 )
             named = {"kinds": kinds or {}, "categories": categories or {}, "units": self.units}
             own = Table(self.x, None, self.columns, **named)  # type: ignore[arg-type]
-            self.own = OwnColumns(own, category_key)
+        self.own = OwnColumns(own, category_key)
+        if self.own.kinds:
             self.x = self.own.x
         self.y = None if y is None else as_numbers(y, "labels", self.name)
         if self.y is not None:
             if self.y.shape != (rows,):
                 raise self._bad(
                     f"labels of shape {self.y.shape} do not fit {rows} rows",
-                    "pass one label per row",
                     code="FK-SHAPE-DIFFERS",
                 )
             if LABEL in self.columns:
                 raise self._bad(
                     f"a feature is named {LABEL!r}, as the range of the labels is",
-                    "rename it",
                     code="FK-NAMES-LABEL",
                 )
             check_values(self.y[:, None], [LABEL], self.name)
@@ -170,14 +160,12 @@ class RangesClient(Client):
 
     def weight(self, order: Order, rows: int) -> float:
         """Return the weight of a number on average: most are counts."""
-        kinds = "" if self.own is None else self.own.kinds
-        columns = self.x.shape[1] if self.own is None else self.own.numbers().shape[1]
-        columns += self._request.labels
+        asked, columns = self._request, self._numbers().shape[1] + self._request.labels
+        block = Block(self.own.kinds, columns, rows)
         if order.name.startswith(wire.MEANS_SUM):
-            numbers = coarse_numbers(kinds, columns, rows, self._request.circles)
+            numbers = block.coarse_numbers(asked.circles)
         else:
-            buckets = self._request.buckets
-            numbers = fine_numbers(kinds, order.length, columns, rows, buckets)
+            numbers = block.fine_numbers(order.length, asked.buckets)
         return numbers / max(order.length, 1)
 
     # -- phases
@@ -198,8 +186,8 @@ class RangesClient(Client):
             block=self.block,
             labelled=self.y is not None,
             binary=0 if self.simulated else binary_columns(self.x),
-            kinds="" if self.own is None else self.own.kinds,
-            secret_digest=self._encoded.digest_of_key(self.category_key, request.session),
+            kinds=self.own.kinds,
+            secret_digest=self.own.digest_of_key(self.category_key, request.session),
         )
 
     @answers(wire.MeansRequest)
@@ -207,21 +195,21 @@ class RangesClient(Client):
         """Contribute counts, sums and sums of squares."""
         x = self._columns(request)
         self.check_declared("bound", self.bound, DEFAULT_BOUND, request.bound)
-        holders, rows = self._check_sum(wire.MEANS_SUM)
-        if request.rows != rows:
+        block = self._check_sum(wire.MEANS_SUM, x, request.bound)
+        if request.rows != block.rows:
             raise refusal("the rows of a block", self.name, code="FK-ORDER-ROWS")
         self._check_bound(x, request.bound)
         self.kept.settings["bound"] = request.bound
-        if holders == 2:
+        if block.holders == 2:
             logger.warning(
                 "block %r has two holders: each can compute the other's means and deviations from "
                 "those of both%s",
                 self.block,
-                ", and its histograms" if self.own else "",
+                ", and its histograms" if self.own.kinds else "",
             )
         if not 0 <= request.circles <= CIRCLES:
             raise refusal("circles that there are not", self.name, code="FK-ORDER-SIZE")
-        share = self._encoded.coarse(x, request.bound, rows, request.circles)
+        share = self.own.coarse(x, block, request.circles)
         self.secure_sums.contribute(wire.MEANS_SUM, share)
         return wire.MeansReply()
 
@@ -229,23 +217,26 @@ class RangesClient(Client):
     def send_deviations(self, request: wire.DeviationsRequest) -> wire.DeviationsReply:
         """Contribute distances from the centre, their squares, and the second histograms."""
         x = self._columns(request)
-        _, rows = self._check_sum(wire.DEVIATIONS_SUM)
+        bound = self.kept.settings["bound"] if x.size else DEFAULT_BOUND
+        block = self._check_sum(wire.DEVIATIONS_SUM, x, bound)
         centre = Centre(request.count, request.mean, request.scale)
         bins = request.places, request.counts, request.strays, request.splits, request.buckets
         asked = Coarse(centre, *bins)
-        if not asked.fits(x.shape[1], len(self._encoded.numeric)):
+        if not asked.fits(x.shape[1], block.numeric):
             raise ProtocolError(
                 "what was summed before does not fit the columns of this node",
                 party=self.name,
                 code="FK-MESSAGE-SHAPE",
             )
-        self._fix(asked)
-        bound = self.kept.settings["bound"] if x.size else DEFAULT_BOUND
+        if not self.kept.pin("asked", asked.digest):  # ever new ones would tell of single values
+            raise refusal(
+                "another centre or other bins than before", self.name, code="FK-SETTINGS-CHANGED"
+            )
         least, before = self.policy.min_sum_rows, self.ledger.told_counts()
-        told = self._encoded.tell({name: Told(**one) for name, one in before.items()}, least)
+        told = self.own.tell({name: Told(**one) for name, one in before.items()}, least)
         if told:
             self.ledger.keep_counts({**before, **{name: vars(one) for name, one in told.items()}})
-        share = self._encoded.fine(x, asked, bound, rows, least, told)
+        share = self.own.fine(x, block, asked, least, told)
         self.secure_sums.contribute(wire.DEVIATIONS_SUM, share)
         return wire.DeviationsReply()
 
@@ -260,19 +251,18 @@ class RangesClient(Client):
                 party=self.name,
                 code="FK-MESSAGE-SHAPE",
             )
-        if self.own is not None and self.scaling and request.scaling in ("standard", "none"):
+        if self.own.kinds and self.scaling and request.scaling in ("standard", "none"):
             raise self.unfit(
                 self._bad(
                     f"its scaling is one of columns from 0 to 1, those of scaling "
                     f"{request.scaling} are not",
-                    "use scaling auto, rank or range in the run's configuration",
                     code="FK-ENCODER-SCALING",
                 )
             )
         limits = (float(low[-1]), float(high[-1])) if request.labels else (0.0, 1.0)
         try:
-            if self.own is not None and self.encoder is not None:
-                low = np.zeros(self._write_encoder(request, self.own, self.encoder))
+            if self.encoder is not None:
+                low = np.zeros(self._write_encoder(request, self.encoder))
                 high = low + 1.0
             elif self.ranges is not None:
                 names = [*self.columns, LABEL] if request.labels else self.columns
@@ -280,7 +270,7 @@ class RangesClient(Client):
                 text = ranges_to_json(names, low, high, clip=request.clip)
                 write_atomically(self.ranges, text.encode(), private=True)
             if self.scaling is not None:
-                d = len(low) - (request.labels and self.own is None)
+                d = len(low) - (request.labels and not self.own.kinds)
                 # the far corner of the unit cube, so that nothing is said of single rows
                 scaling = Scaling(low[:d], high[:d], float(np.sqrt(d)), *limits, request.clip)
                 write_atomically(self.scaling, scaling.to_json().encode(), private=True)
@@ -305,7 +295,7 @@ class RangesClient(Client):
     def _columns(self, request: wire.RangesRequest) -> Floats:
         """Return the columns of the run, which are those with which it began."""
         self.check_table(self._digest(request.session))
-        x = self.x if self.own is None else self.own.numbers()
+        x = self._numbers()
         if not request.labels:
             return x
         if self.y is None:
@@ -314,46 +304,38 @@ class RangesClient(Client):
             )
         return np.column_stack([x, self.y])
 
-    def _fix(self, asked: Coarse) -> None:
-        """Refuse a second centre or other bins: ever new ones would tell of single values."""
-        if not self.kept.pin("asked", asked.digest):
-            raise refusal(
-                "another centre or other bins than before", self.name, code="FK-SETTINGS-CHANGED"
-            )
-
-    @property
-    def _encoded(self) -> OwnColumns:
-        """The columns that are to be encoded, maybe none."""
-        return self.own or OwnColumns(Table(self.x[:, :0], None, ()), b"")
+    def _numbers(self) -> Floats:
+        """Return the columns that are not categories."""
+        return self.own.numbers() if self.own.kinds else self.x
 
     def _check_bound(self, x: Floats, bound: float) -> None:
         """Refuse values beyond the public bound of the run."""
         wide = beyond(x, bound)
         if wide:
             names = self.columns
-            if self.own is not None:
+            if self.own.kinds:
                 names = tuple(names[k] for k in self.own.numeric)
             name = [*names, LABEL][wide[0]]
             more = f" (and {len(wide) - 1} more)" if len(wide) > 1 else ""
             error = self._bad(
                 f"column {name!r}{more} has values beyond the public bound of {bound:g}",
-                "write it in larger units, or raise bound in the run's configuration",
                 code="FK-VALUES-BOUND",
             )
             raise self.unfit(error)
 
-    def _check_sum(self, name: str) -> tuple[int, int]:
-        """Refuse a sum of another kind than the method's; return its parties and their rows."""
+    def _check_sum(self, name: str, x: Floats, bound: float) -> Block:
+        """Refuse a sum of another kind than the method's; return what decides it."""
         self.secure_sums.check(SumSpec(name=name, encoding=ENCODING, everybody=True))
         try:
-            self._encoded.check_secret(self.category_key, self.name)
+            self.own.check_secret(self.category_key, self.name)
         except OptionError as error:
             raise self.unfit(error) from None
         rows = self.secure_sums.rows(name)
-        return len(rows), sum(rows)
+        return Block(self.own.kinds, x.shape[1], sum(rows), len(rows), bound)
 
-    def _write_encoder(self, request: wire.WriteRequest, own: OwnColumns, path: Path) -> int:
+    def _write_encoder(self, request: wire.WriteRequest, path: Path) -> int:
         """Write the common encoder, or that of a node that is alone; return its outputs."""
+        own = self.own
         try:
             if request.alone:
                 kept = KeptEncoder.fit(path, own.table, request.scaling, request.categories)
@@ -384,13 +366,12 @@ class RangesClient(Client):
                     100.0 * own / width,
                 )
 
-    def _bad(self, problem: str, remedy: str, *, code: str) -> TableError:
+    def _bad(self, problem: str, remedy: str | None = None, *, code: str) -> TableError:
         return TableError(problem, remedy=remedy, party=self.name, code=code)
 
     def _unwritable(self) -> OptionError:
         return OptionError(
             "the file of ranges or of the scaling cannot be written",
-            remedy="name a path in a folder that this node may write to",
             party=self.name,
             code="FK-FILE-WRITE",
         )

@@ -88,7 +88,6 @@ class VerticalTable(PartyTable):
             if labels.ndim not in (1, 2) or len(labels) != rows:
                 raise self._bad(
                     f"labels of shape {labels.shape} do not fit {rows} rows",
-                    "pass one label per row",
                     code="FK-SHAPE-DIFFERS",
                 )
             known = np.asarray(~np.isnan(labels).any(axis=tuple(range(1, labels.ndim))), np.bool_)
@@ -306,25 +305,17 @@ class VerticalKernelClient(TableClient):
         frequency_seed: bytes | None = None,
         **common: Any,
     ) -> None:
-        def check() -> None:
-            self._check_role(role, y, common.get("y_test"))
-            if frequency_seed is not None:
-                check_frequency_seed(frequency_seed)
-            own = np.ones(0) if weights is None else np.asarray(weights, np.float64)
-            if weights is not None and (
-                own.shape != np.asarray(y).shape[:1] or not (own > 0.0).all()
-            ):
-                raise TableError(
-                    f"weights of shape {own.shape} are not one for each label, or not positive",
-                    remedy="pass a positive number for each row",
-                    party=f"partition {context.node_config.get('partition-id', '?')}",
-                    code="FK-SHAPE-DIFFERS",
-                )
-
-        super().__init__(context, x, y, table=VerticalTable, check=check, **common)
+        super().__init__(context, x, y, table=VerticalTable, **common)
+        self._check_role(role, y, common.get("y_test"))
+        if frequency_seed is not None:
+            check_frequency_seed(frequency_seed)
+        own = None if weights is None else np.asarray(weights, np.float64)
+        if own is not None and (own.shape != np.asarray(y).shape[:1] or not (own > 0.0).all()):
+            problem = f"weights of shape {own.shape} are not one for each label, or not positive"
+            raise TableError(problem, party=self.name, code="FK-SHAPE-DIFFERS")
         self.role = ACTIVE if y is not None else PASSIVE
         self.frequency_seed = frequency_seed
-        self._row_weights = None if weights is None else np.asarray(weights, np.float64)
+        self._row_weights = own
 
     @property
     def shows_rows(self) -> bool:

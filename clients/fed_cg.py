@@ -48,17 +48,10 @@ from fedkern_flwr.node.client import Handler, answers
 from fedkern_flwr.privacy import plan_release
 from fedkern_flwr.secure_sum.crypto import derive_key, seal_message, unseal_message
 from fedkern_flwr.secure_sum.membership import asked
-from fedkern_flwr.solvers.equations import pack_equations
-from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS
+from fedkern_flwr.solvers.equations import MOST_FOLDS, MOST_WIDTHS, pack_equations
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage
 
-from .fed_cg_kernel import (
-    HospitalKernel,
-    HybridTable,
-    KernelRows,
-    RunState,
-    training_positions,
-)
+from .fed_cg_kernel import HospitalKernel, HybridTable, KernelRows, RunState
 from .table_client import Floats, TableClient
 
 BASES = ("landmarks", "fourier")
@@ -206,22 +199,18 @@ class HybridKernelClient(TableClient):
 
     def _begin(self, request: wire.KernelRequest) -> None:
         """Take up the settings of a run; a request that is repeated finds them again."""
-        known = request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
-        chosen = not request.model and not len(request.fixed_gammas)
-        fits = chosen or len(request.fixed_gammas) in (1, request.landmarks)
-        fits &= bool((request.fixed_gammas > 0.0).all())
+        widths, fourier = request.fixed_gammas, request.basis == "fourier"
+        fits = len(widths) in (1, request.landmarks) or not (request.model or len(widths))
+        fits &= request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
+        fits &= bool((widths > 0.0).all()) and request.basis in BASES
+        if fourier:
+            fits &= len(widths) == 1 and request.sampling == "U" and request.landmarks % 2 == 0
         if not 0 <= request.landmarks <= MOST_LANDMARKS:
             raise refusal("landmarks that no run needs", code="FK-ORDER-SIZE")
         check_size(request.landmarks, self.table.features + 1)
-        if not known or not fits or request.basis not in BASES:
-            raise self.wrong("the kernel or its widths do not fit", code="FK-ASKED-KERNEL")
-        plain = len(request.fixed_gammas) == 1 and request.sampling == "U"
-        even = request.landmarks % 2 == 0
-        if request.basis == "fourier" and not (plain and even):
-            raise self.wrong(
-                "features of another kind than a node makes are asked for", code="FK-ASKED-KERNEL"
-            )
-        if self.budget is not None and request.basis != "fourier":
+        if not fits:
+            raise self.wrong("a kernel or widths that no node makes", code="FK-ASKED-KERNEL")
+        if self.budget is not None and not fourier:
             raise self.wrong(
                 "with a budget of privacy features are of basis 'fourier' only",
                 code="FK-BUDGET-OPTION",
@@ -249,7 +238,7 @@ class HybridKernelClient(TableClient):
         table, party = self.table, self.name
         if len(np.unique(request.hospitals)) < len(request.hospitals):
             raise refusal("rows of one hospital are named twice", code="FK-ORDER-ROWS")
-        for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
+        for hospital, train, start, stop, rows in request.parts:
             if not 0 <= train <= len(rows) or not 0 <= start <= stop <= len(rows):
                 raise refusal("parts of rows that there are not", code="FK-ORDER-ROWS")
             if hospital == self.partition:
@@ -311,7 +300,7 @@ class HybridKernelClient(TableClient):
                 "moments are asked for of landmarks that need none", code="FK-ASKED-MORE"
             )
         # a row that two hospitals name counts once: five times one would be no rare row
-        positions = np.unique(training_positions(request))
+        positions = np.unique(request.training_positions)
         for name in self._declared(request, len(positions)):
             self.secure_sums.order(name)  # moments leave in a sum only: else no row is looked at
             self._note(name, positions)
@@ -363,7 +352,7 @@ class HybridKernelClient(TableClient):
         if not sums.size:
             rows = np.arange(self.table.rows)
             if isinstance(request, wire.DistancesRequest):
-                rows = self.places(training_positions(request))
+                rows = self.places(request.training_positions)
             sums = moment_sums(self.table.in_order(rows), ranges, sampling)
         if sums.shape != (moments_length(self.table.features, sampling),):
             raise self.wrong("moments of another number of features", code="FK-MESSAGE-SHAPE")
@@ -381,9 +370,7 @@ class HybridKernelClient(TableClient):
             self.kept.borrow(self.landmark_seed)
         else:
             raise CheckpointError(
-                "the landmarks of the model are not known here any more",
-                remedy="give the client the state_dir that it had when the model was made",
-                code="FK-KEPT-NONE",
+                "the landmarks of the model are not known here any more", code="FK-KEPT-NONE"
             )
 
     def _landmarks(self) -> Floats:
@@ -410,11 +397,11 @@ class HybridKernelClient(TableClient):
         """Contribute partial distances; take the totals of an earlier part that come along."""
         self._take_distances()
         self._fix_rows(request)
-        for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
+        for hospital, train, start, stop, rows in request.parts:
             if hospital == self.partition and not start:
                 self._begin_rows(request, rows, train, alone=not stop)
         self._charge_centre()
-        positions = training_positions(request)
+        positions = request.training_positions
         self._declared(request, len(positions))
         landmarks = self._landmarks()
         if self._ordered(wire.PAIRS):
@@ -423,9 +410,7 @@ class HybridKernelClient(TableClient):
             self._add_mean_distance(positions, landmarks)
         if self._ordered(wire.CLASS_COUNTS):
             self._add(wire.CLASS_COUNTS, self._training_counts())
-        for (hospital, train, start, stop), all_rows in zip(
-            request.parts, request.rows, strict=True
-        ):
+        for hospital, train, start, stop, all_rows in request.parts:
             rows = all_rows[start:stop]
             name = wire.distances_sum(hospital, start, train)
             if not (whole := self._ordered(name)):

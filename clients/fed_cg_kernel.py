@@ -25,7 +25,7 @@ from fedkern_flwr.hybrid.fourier import CIRCLE, features
 from fedkern_flwr.hybrid.landmarks import seed_fingerprint
 from fedkern_flwr.kernels.product import kernel_from_distances, row_chunks
 from fedkern_flwr.node.state import KeptState
-from fedkern_flwr.solvers.tuning_sums import SPREAD, Equations, spread
+from fedkern_flwr.solvers.equations import SPREAD, Equations, spread
 
 from .table_client import Floats, PartyTable, RunFile
 
@@ -70,16 +70,11 @@ class HybridTable(PartyTable):
         if self.ranges.shape != (self.features, 2) or not np.isfinite(self.ranges).all():
             raise self._bad(
                 f"ranges of shape {self.ranges.shape} do not fit {self.features} features",
-                "declare least and greatest value of each",
                 code="FK-SHAPE-DIFFERS",
             )
         low, high = self.ranges.T
         if not (high >= low).all():
-            raise self._bad(
-                "ranges that end before they begin",
-                "declare least and greatest value of each",
-                code="FK-RANGES-WRONG",
-            )
+            raise self._bad("ranges that end before they begin", code="FK-RANGES-WRONG")
         for x in (self.x, self.x_test):
             outside = ((x < low) | (x > high)).any(axis=0)
             if outside.any():
@@ -87,7 +82,6 @@ class HybridTable(PartyTable):
                 more = f" (and {int(outside.sum()) - 1} more)" if outside.sum() > 1 else ""
                 raise self._bad(
                     f"column {name!r}{more} has values outside its declared range",
-                    "scale it by the public range, or declare a wider one at all its holders",
                     code="FK-RANGES-OUTSIDE",
                 )
 
@@ -378,10 +372,3 @@ class HospitalKernel:
         if self.kept.tunes:
             rows = kernel_from_distances(np.array(rows), gammas)
         return np.asarray(rows @ coefficients)
-
-
-def training_positions(request: wire.MomentsRequest | wire.DistancesRequest) -> NDArray[Any]:
-    """Return the positions of all training rows that a request names and this party holds."""
-    named = [r[:train] for (_, train, *_), r in zip(request.parts, request.rows, strict=True)]
-    positions = np.concatenate([np.zeros(0, np.int32), *named])
-    return positions[positions >= 0]

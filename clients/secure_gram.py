@@ -26,7 +26,7 @@ from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.secure_sum.membership import Cohort
 from fedkern_flwr.secure_sum.party import PartyState
-from fedkern_flwr.tables.arrow import take_frame
+from fedkern_flwr.tables import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.message import Section
 from fedkern_flwr.wire.sums import Order, bind

@@ -34,7 +34,7 @@ from fedkern_flwr.labels import decide, encode_classes, label_rows, name_classes
 from fedkern_flwr.node.client import Client
 from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.table_parties import TableReply
-from fedkern_flwr.tables.arrow import take_frame
+from fedkern_flwr.tables import take_frame
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 
 # -- A private file of a run on a node, for what is too large to travel with its state
@@ -381,7 +381,7 @@ def as_numbers(
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):  # whose text quotes a value
         problem = f"{what} that are not numbers"
-        raise TableError(problem, remedy=remedy, party=party, code="FK-COLUMN-NUMBERS") from None
+        raise TableError(problem, party=party, code="FK-COLUMN-NUMBERS") from None
 
 
 def _length(*columns: Any) -> int:

@@ -37,7 +37,9 @@ class TableReply(DescribeReply):
         return self.rows + self.test_rows
 
 
-def misfit(partition: int, problem: str, remedy: str, *, code: str = "") -> ProtocolError:
+def misfit(
+    partition: int, problem: str, remedy: str | None = None, *, code: str = ""
+) -> ProtocolError:
     """Return the error with which a party is refused for what it said of itself."""
     party = f"partition {partition}"
     return ProtocolError(problem, remedy=remedy, party=party, phase="describe", code=code)
@@ -71,17 +73,10 @@ def check_tables(
         many = len(party.spelled) in (0, len(party.ids))
         words = party.ids.dtype == party.spelled.dtype == np.uint64
         if party.ids.shape != (party.announced, 2) or not (many and words):
-            raise misfit(
-                party.partition, "its hashes of ids do not fit", "", code="FK-MESSAGE-SHAPE"
-            )
+            raise misfit(party.partition, "its hashes of ids do not fit", code="FK-MESSAGE-SHAPE")
         if repeated := count_duplicates(party.ids):
             name = f"partition {party.partition}"
-            raise TableError(
-                f"{repeated} duplicate ids",
-                remedy="keep one row per id",
-                party=name,
-                code="FK-IDS-DUPLICATE",
-            )
+            raise TableError(f"{repeated} duplicate ids", party=name, code="FK-IDS-DUPLICATE")
     check_spelling(parties)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,23 +13,15 @@ from fedkern_flwr.align import column_ranges as wire
 from fedkern_flwr.align.column_ranges import (
     DEFAULT_BOUND,
     ENCODING,
+    Block,
+    Coarse,
     Floats,
     Statistics,
-    read_second_pass,
+    check_kinds,
     summed_ranges,
 )
 from fedkern_flwr.encoding import Encoder
 from fedkern_flwr.encoding.columns import CIRCLES, Categories, Scaling
-from fedkern_flwr.encoding.common import (
-    Coarse,
-    check_kinds,
-    coarse_length,
-    coarse_numbers,
-    fine_length,
-    numeric,
-    read_coarse,
-    read_fine,
-)
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.method import Ask, Method, Rounds, Steps, SumSpec, option
 from fedkern_flwr.nodes import Arrays, logger
@@ -42,7 +34,7 @@ _REMEDY = (
     "their nodes show single ones"
 )
 
-Blocks = Mapping[str, Sequence[Any]]  # name -> its holders
+Requests = Mapping[str, wire.RangesRequest]  # to all holders of a block
 
 
 class ColumnRanges(Method):
@@ -56,8 +48,7 @@ class ColumnRanges(Method):
     one holder.
 
     Where all holders of a block name a file for it they get a common encoder of their columns
-    instead (:mod:`fedkern_flwr.encoding.common`): ranks, categories and gaps of all their rows, by
-    the same two sums.
+    instead: ranks, categories and gaps of all their rows, by the same two sums.
 
     Attributes
     ----------
@@ -83,10 +74,7 @@ class ColumnRanges(Method):
     described = wire.RangesDescribeReply
 
     deviations: float = option(
-        4.0,
-        "k. Of any column at most 1 / k^2 of the values lie beyond the range, 6 in 100,000 of a "
-        "normal one for k = 4.",
-        above=0.0,
+        4.0, "k: ranges are mean - k to mean + k standard deviations.", above=0.0
     )
     bound: float = option(
         DEFAULT_BOUND,
@@ -94,20 +82,16 @@ class ColumnRanges(Method):
         above=0.0,
     )
     labels: bool = option(
-        False, "Whether the labels are one more column of blocks whose holders all have labels."
+        False, "Whether labels are one more column of blocks whose holders all have labels."
     )
     clip: bool = option(
         True, "Whether the files tell their readers to clip values beyond the ranges."
     )
     scaling: Scaling = option(
-        "auto",
-        "How encoded numbers are scaled: by the range of a column, but by ranks where some of its "
-        "values are far from the others, or all of them one way.",
+        "auto", "How encoded numbers are scaled. Auto: by range, by ranks where some are far."
     )
     categories: Categories = option(
-        "auto",
-        "What encoded text becomes: a column per category, their shares of the rows, or signed "
-        "buckets of a hash under the holders' secret; auto: columns of up to 20, else shares.",
+        "auto", "What encoded text becomes. Auto: a column each of up to 20, else their shares."
     )
 
     def _reset(self) -> None:
@@ -213,161 +197,125 @@ class ColumnRanges(Method):
         """Tell whether the labels are a column of a block."""
         return self.labels and bool(holders[0].labelled)
 
-    def _columns(self, holders: Sequence[Any]) -> int:
-        """Return how many columns of a block have means: categories have none."""
-        kinds = holders[0].kinds
-        return (numeric(kinds) if kinds else int(holders[0].features)) + self._labelled(holders)
+    def _block(self, holders: Sequence[Any]) -> Block:
+        """Return what decides the sums of a block: categories have no means."""
+        first, rows = holders[0], _rows(holders)
+        block = Block(first.kinds, 0, rows, len(holders), self.bound)
+        columns = block.numeric if first.kinds else int(first.features)
+        return replace(block, columns=columns + self._labelled(holders))
 
     # -- a run
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
         """Sum the statistics, let the nodes write their files."""
-        blocks = _by_block(parties)
-        shared = {block: holders for block, holders in blocks.items() if len(holders) > 1}
-        measured = {block: found for block, found in shared.items() if self._columns(found)}
-        encoded = {block: found for block, found in shared.items() if found[0].kinds}
-        self.planned = 1 + bool(measured) + bool(measured or encoded)
-        first = (yield from self._sum_means(measured)) if measured else {}
-        if measured or encoded:
-            asked = {block: first.get(block, Coarse.nothing()) for block in {**measured, **encoded}}
-            if self.categories == "hashing":
-                asked = {b: replace(one, buckets=0) for b, one in asked.items()}
-            asked |= {b: self._plan_bins(shared[b], one) for b, one in asked.items()}
-            yield from self._sum_deviations({b: shared[b] for b in asked}, asked)
-        for block, found in self.statistics_.items():
-            low, high = self.ranges_[block] = summed_ranges(found, self.deviations)
+        holders = _by_block(parties)
+        shared = {name: self._block(held) for name, held in holders.items() if len(held) > 1}
+        measured = {name: block for name, block in shared.items() if block.columns}
+        labels = {name: self._labelled(held) for name, held in holders.items()}
+        circles = {name: self._plan_circles(holders[name], block) for name, block in shared.items()}
+        self.planned = 1 + bool(measured) + bool(shared)
+        asked = {name: Coarse.nothing() for name in shared}
+        if measured:
+            about: dict[str, Any] = {"bound": self.bound}
+            requests = {
+                b: wire.MeansRequest(labels=labels[b], rows=one.rows, circles=circles[b], **about)
+                for b, one in measured.items()
+            }
+            lengths = {b: one.coarse_length(circles[b]) for b, one in measured.items()}
+            totals = yield from self._sum(requests, wire.MEANS_SUM, lengths, wire.MeansReply)
+            asked |= {b: one.read_coarse(totals[b]) for b, one in measured.items()}
+        if self.categories == "hashing":
+            asked = {b: replace(one, buckets=0) for b, one in asked.items()}
+        if shared:
+            known = [*measured, *(b for b in shared if b not in measured)]
+            asked = {b: self._plan_bins(holders[b], shared[b], asked[b]) for b in known}
+            yield from self._sum_deviations(shared, asked, labels)
+        for name, found in self.statistics_.items():
+            low, high = self.ranges_[name] = summed_ranges(found, self.deviations)
             parts = {**vars(found), "low": low, "high": high}
-            self.model_ |= {f"{block}/{name}": values for name, values in parts.items()}
-
-        def write(block: str) -> wire.RangesRequest:
-            low, high = self.ranges_.get(block, np.zeros((2, 0)))
-            alone, labels = block not in shared, self._labelled(blocks[block])
-            encoder = self.encoders_[block].to_json() if block in encoded else ""
-            return wire.WriteRequest(
-                labels=labels,
-                alone=alone,
+            self.model_ |= {f"{name}/{part}": values for part, values in parts.items()}
+        written = dict[str, wire.RangesRequest]()
+        for name in holders:
+            encoder = self.encoders_.get(name)
+            low, high = self.ranges_.get(name, np.zeros((2, 0)))
+            written[name] = wire.WriteRequest(
+                labels=labels[name],
+                alone=name not in shared,
                 clip=self.clip,
-                encoder=encoder,
+                encoder="" if encoder is None else encoder.to_json(),
                 scaling=self.scaling,
                 categories=self.categories,
                 low=low,
                 high=high,
             )
-
-        wanted = _of_each(blocks, write)
+        wanted = self._of_each(written)
         yield Ask(wanted, reply=wire.WriteReply, remedy=_REMEDY, last=True)
-        return {"rows": _rows(parties), "blocks": len(blocks), "summed": len(shared)}
+        return {"rows": _rows(parties), "blocks": len(holders), "summed": len(shared)}
 
-    def _sum_means(self, blocks: Blocks) -> Steps:
-        """Sum the first pass; return what it says of each block."""
-        rows = {block: _rows(holders) for block, holders in blocks.items()}
-        columns = {block: self._columns(holders) for block, holders in blocks.items()}
-
-        circles = {block: self._plan_circles(holders) for block, holders in blocks.items()}
-
-        def ask(block: str) -> wire.RangesRequest:
-            labels, size = self._labelled(blocks[block]), rows[block]
-            found = circles[block]
-            return wire.MeansRequest(labels=labels, rows=size, bound=self.bound, circles=found)
-
-        lengths = {b: coarse_length(blocks[b][0].kinds, d, circles[b]) for b, d in columns.items()}
-        totals = yield from self._sum(blocks, wire.MEANS_SUM, lengths, ask, wire.MeansReply)
-        return {
-            block: read_coarse(
-                totals[block],
-                holders[0].kinds,
-                columns[block],
-                self.bound,
-                rows[block],
-                len(holders),
-            )
-            for block, holders in blocks.items()
-        }
-
-    def _sum_deviations(self, blocks: Blocks, asked: Mapping[str, Coarse]) -> Steps:
+    def _sum_deviations(
+        self, blocks: Mapping[str, Block], asked: Mapping[str, Coarse], labels: Mapping[str, bool]
+    ) -> Steps:
         """Sum the second pass; make the statistics and the common encoders."""
-
-        def ask(block: str) -> wire.RangesRequest:
-            first = asked[block]
-            own = {name: value for name, value in vars(first).items() if name != "centre"}
-            labels = self._labelled(blocks[block])
-            return wire.DeviationsRequest(labels=labels, **vars(first.centre), **own)
-
-        lengths = {
-            block: fine_length(holders[0].kinds, asked[block], self.bound, self._columns(holders))
-            for block, holders in blocks.items()
-        }
-        totals = yield from self._sum(
-            blocks, wire.DEVIATIONS_SUM, lengths, ask, wire.DeviationsReply
-        )
-        for block, holders in blocks.items():
-            own = asked[block], self.bound, _rows(holders), len(holders)
-            if not holders[0].kinds:
-                self.statistics_[block] = read_second_pass(totals[block], own[0].centre, own[3])
-                continue
-            found, encoder = read_fine(
-                totals[block], holders[0].kinds, *own, self.scaling, self.categories
-            )
-            if self._columns(holders):
-                self.statistics_[block] = found
-            if not encoder.outputs:
+        requests, lengths = dict[str, wire.RangesRequest](), dict[str, int]()
+        for name, first in asked.items():
+            own = {part: value for part, value in vars(first).items() if part != "centre"}
+            request = wire.DeviationsRequest(labels=labels[name], **vars(first.centre), **own)
+            requests[name], lengths[name] = request, blocks[name].fine_length(first)
+        reply = wire.DeviationsReply
+        totals = yield from self._sum(requests, wire.DEVIATIONS_SUM, lengths, reply)
+        for name in asked:
+            block = blocks[name]
+            how = asked[name], self.scaling, self.categories
+            found, encoder = block.read_fine(totals[name], *how)
+            if block.columns:
+                self.statistics_[name] = found
+            if block.kinds and not encoder.outputs:
                 raise ProtocolError(
-                    f"every column of block {block!r} is constant",
+                    f"every column of block {name!r} is constant",
                     remedy="add columns that vary",
                     code="FK-COLUMNS-CONSTANT",
                 )
-            self.encoders_[block] = encoder
+            if block.kinds:
+                self.encoders_[name] = encoder
 
-    def _plan_circles(self, holders: Sequence[Any]) -> int:
+    def _plan_circles(self, holders: Sequence[Any], block: Block) -> int:
         """Return on how many circles the place of most values is looked for, by half the share."""
-        kinds, columns = holders[0].kinds, self._columns(holders)
         allowed = allowance(holders, labels=self._labelled(holders))
-        if not allowed.planned or not numeric(kinds):
+        if not allowed.planned or not block.numeric:
             return CIRCLES
-        free = allowed.numbers / 2.0 - coarse_numbers(kinds, columns, _rows(holders), 0)
-        return int(min(max(0.0, free / (2 * numeric(kinds))), CIRCLES))
+        free = allowed.numbers / 2.0 - block.coarse_numbers(0)
+        return int(min(max(0.0, free / (2 * block.numeric)), CIRCLES))
 
-    def _plan_bins(self, holders: Sequence[Any], first: Coarse) -> Coarse:
+    def _plan_bins(self, holders: Sequence[Any], block: Block, first: Coarse) -> Coarse:
         """Return what the second sum is asked with: as many bins as the nodes' shares allow.
 
         A count of n rows is log2(n + 1) of the 64 bits of a number.
         """
-        kinds, labels = holders[0].kinds, self._labelled(holders)
-        allowed, columns = allowance(holders, labels=labels), self._columns(holders)
-        if not allowed.planned or not numeric(kinds):
+        allowed = allowance(holders, labels=self._labelled(holders))
+        if not allowed.planned or not block.numeric:
             return first
-        weight = math.log2(_rows(holders) + 1) / 64
-        circles = self._plan_circles(holders)
-        taken = coarse_numbers(kinds, columns, _rows(holders), circles) + 2 * columns
-        evenly = replace(first, splits=0)
-        bins = fine_length(kinds, evenly, self.bound, columns) - 2 * columns
+        weight = math.log2(block.rows + 1) / 64
+        taken = block.coarse_numbers(self._plan_circles(holders, block)) + 2 * block.columns
+        bins = block.fine_length(replace(first, splits=0)) - 2 * block.columns
         spare = (allowed.numbers - taken) / weight - bins
-        splits = int(max(0.0, min(first.splits, spare // numeric(kinds))))
+        splits = int(max(0.0, min(first.splits, spare // block.numeric)))
         self.note_plan(f"{splits} bins of a column by its rows", allowed)
         return replace(first, splits=splits)
 
-    def _sum(
-        self,
-        blocks: Blocks,
-        name: str,
-        lengths: Mapping[str, int],
-        request: Callable[[str], wire.RangesRequest],
-        reply: type[wire.RangesReply],
-    ) -> Steps:
+    def _sum(self, requests: Requests, name: str, lengths: Mapping[str, int], reply: Any) -> Steps:
         """Sum so many numbers over the holders of each block; return block -> total."""
         shared = [block for block, holders in self.blocks_.items() if len(holders) > 1]
+        how: dict[str, Any] = {"name": name, "encoding": ENCODING}
         terms = [
-            SumSpec(
-                name=name,
-                length=lengths[block],
-                encoding=ENCODING,
-                cohort=shared.index(block),
-                label=block,
-            )
-            for block in blocks
+            SumSpec(length=lengths[block], cohort=shared.index(block), label=block, **how)
+            for block in requests
         ]
-        answers = yield Ask(_of_each(blocks, request), reply=reply, sums=terms, remedy=_REMEDY)
+        answers = yield Ask(self._of_each(requests), reply=reply, sums=terms, remedy=_REMEDY)
         return answers.totals
+
+    def _of_each(self, requests: Requests) -> dict[int, wire.RangesRequest]:
+        """Return partition -> the request of its block."""
+        return {p: one for block, one in requests.items() for p in self.blocks_[block]}
 
 
 def _by_block(parties: Any) -> dict[str, list[Any]]:
@@ -376,14 +324,6 @@ def _by_block(parties: Any) -> dict[str, list[Any]]:
     for party in sorted(parties, key=lambda p: p.partition):
         found.setdefault(party.block, []).append(party)
     return dict(sorted(found.items()))
-
-
-def _of_each(
-    blocks: Blocks, request: Callable[[str], wire.RangesRequest]
-) -> dict[int, wire.RangesRequest]:
-    """Return partition -> the request of its block."""
-    requests = {block: request(block) for block in blocks}
-    return {p.partition: requests[block] for block, holders in blocks.items() for p in holders}
 
 
 def _rows(parties: Sequence[Any]) -> int:

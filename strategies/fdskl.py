@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.judging.figures import Yardstick, bins_of
 from fedkern_flwr.judging.judges import Judges
 from fedkern_flwr.kernels.random_features import Kernel
-from fedkern_flwr.method import Round, Rounds, Save, Steps, option
+from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.options import at_least
@@ -22,7 +23,7 @@ from fedkern_flwr.solvers.losses import Loss
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical import parties as vertical
-from fedkern_flwr.vertical.parties import MissingRows, VerticalPlan, check_alone, make_plan
+from fedkern_flwr.vertical.parties import MissingRows, VerticalPlan, held_out_rows, rows_of
 from fedkern_flwr.vertical.phase_training import (
     MULTIPLES,
     REGULARIZATIONS,
@@ -31,12 +32,14 @@ from fedkern_flwr.vertical.phase_training import (
 from fedkern_flwr.vertical.phases import MOST_DIRECTIONS, StepSchedule, draw_batch, step_size
 from fedkern_flwr.wire import DescribeReply
 
-from .fdskl_phases import Iteration, Need, Phases, held_out_rows
-
 _BASE_SHARE = 4.0  # the widths tried begin at 1 / (this times the number of columns)
 _KEPT = 1  # the parties keep what belongs to a one-shot run under this number
+_CHUNK = 1 << 22  # phases of a sum
+_MESSAGE = 256 << 20  # bytes of phases in a message
+_NO_ROWS, _NOTHING = np.zeros(0, np.int64), np.zeros(0, np.int32)
 _OF_MODEL = ("schedule", "loss", "kernel", "phase_bits", "missing")
 
+Rows = NDArray[np.int64]
 Schedule = Literal["one-shot", "streaming"]
 
 #: Steps that learn fast and stayed stable, measured with r = 16 on two data sets.
@@ -115,70 +118,54 @@ class FDSKL(Judges):
     schedule: Schedule = option("one-shot", "All phases at once, or an iteration per exchange.")
     features: int | None = option(
         None,
-        "Of one-shot: R, directions in all, by default 2000, of numbers 1000.",
+        "Of one-shot: R, directions in all; by default 2000, of numbers 1000.",
         least=1,
         most=MOST_DIRECTIONS,
     )
     directions: int = option(
         None,
-        "Of streaming: r, new directions per iteration, by default 16; 1 is the paper's.",
+        "Of streaming: r, new directions per iteration, by default 16; the paper's is 1.",
         least=1,
     )
     batch: int = option(
-        None, "Of streaming: B, rows per iteration, by default 64; 1 is the paper's.", least=1
+        None, "Of streaming: B, rows per iteration, by default 64; the paper's is 1.", least=1
     )
     step: float | None = option(
         None,
-        "Of streaming: gamma, by default 0.5 for the square loss, 4 for logistic and 2 for smooth "
-        "hinge, and r / 16 of that with fewer than 16 directions; with one active party the last "
-        "model is then solved on the phases that it has.",
+        "Of streaming: gamma; by default 0.5 for the square loss, 4 for logistic, 2 for smooth "
+        "hinge.",
         above=0.0,
     )
     step_schedule: StepSchedule = option(
-        None,
-        "Of streaming: gamma_t = gamma, which is the default, or gamma / (1 + gamma lambda t).",
+        None, "Of streaming: a constant step, the default, or gamma / (1 + gamma lambda t)."
     )
     loss: Loss | None = option(
-        None,
-        "Loss of each output (Table 1), by default smooth hinge for classes and square for "
-        "numbers.",
+        None, "Loss (Table 1); by default smooth hinge for classes, square for numbers."
     )
     kernel: Kernel = option("rbf", "exp(-gamma d) of squared Euclidean or of absolute distances d.")
     gamma: float | None = option(
-        None,
-        "Width; by default chosen by cross-validation at the active party, in streaming if it "
-        "solves the last model; else 1 / number of columns.",
-        above=0.0,
+        None, "Width; by default chosen by cross-validation, or 1 / number of columns.", above=0.0
     )
     regularization: float | None = option(
-        None,
-        "lambda; by default chosen by cross-validation, in streaming if the last model is solved; "
-        "else 1e-4.",
-        above=0.0,
+        None, "lambda; by default chosen by cross-validation, or 1e-4.", above=0.0
     )
     intercept: bool = option(
-        True,
-        "Of one-shot: add a constant to the kernel of classes where cross-validation chooses the "
-        "width.",
+        True, "Of one-shot: add a constant to the kernel of classes whose width is chosen."
     )
     phase_bits: int | None = option(
-        None,
-        "Bits of a phase that travels, 16 or 32; by default 16, of numbers in one-shot 32.",
+        None, "Bits of a phase, 16 or 32; by default 16, of numbers in one-shot 32."
     )
     missing: MissingRows = option(
         "error", "Rows that some party does not hold: refuse the run, or leave them out."
     )
     evaluate_every: int | None = option(
         None,
-        "Of streaming: iterations from one evaluation on held-out rows to the next; by default "
-        "only the last model is evaluated.",
+        "Of streaming: iterations between evaluations; by default only the last model's.",
         least=1,
         of_model=False,
     )
     allow_single: bool = option(
-        False,
-        "Let an active party learn the phases of the only other party with columns.",
-        of_model=False,
+        False, "Let an active party learn the phases of the only other party.", of_model=False
     )
 
     def __init__(self, **options: Any) -> None:
@@ -196,13 +183,13 @@ class FDSKL(Judges):
                     remedy=f"choose schedule {other}, or leave it out",
                     code="FK-OPTION-CONFLICT",
                 )
+        self.may_weigh = not streams  # one active party has all rows
         self._descends = self.step is not None or self.step_schedule is not None
         self.fill_in(**_STREAMING)
         largest, shrinks = self.chosen_step, self.chosen_regularization
         if streams and largest * shrinks >= 1.0:
             raise OptionError(
                 f"step {largest:g} times regularization {shrinks:g} is not below 1",
-                remedy="use a smaller step",
                 code="FK-STEP-LARGE",
             )
 
@@ -276,11 +263,6 @@ class FDSKL(Judges):
         """Return the options that determine the model."""
         other = ("features",) if self.schedule == "streaming" else _STREAMING
         return {name: value for name, value in super().options().items() if name not in other}
-
-    @property
-    def may_weigh(self) -> bool:
-        """Whether rows of classes may be weighed: one active party has all of them."""
-        return self.schedule == "one-shot"
 
     @property
     def advice(self) -> str:
@@ -369,8 +351,8 @@ class FDSKL(Judges):
     def cohorts(self) -> list[list[int]] | None:
         """Match the rows; all sums are over everybody."""
         parties = list(self.parties_.values())
-        self.plan_ = make_plan(parties, self.missing, predict=bool(self.model_of[0]))
-        check_alone(self.plan_, parties, allow_single=self.allow_single)
+        self.plan_ = vertical.make_plan(parties, self.missing, predict=bool(self.model_of[0]))
+        vertical.check_alone(self.plan_, parties, allow_single=self.allow_single)
         first = next(p for p in parties if p.partition == self.plan_.actives[0])
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
@@ -385,29 +367,22 @@ class FDSKL(Judges):
         """Return a digest of the names of each party's columns."""
         return {str(party.partition): party.columns for party in self.parties_.values()}
 
-    def _choose_leaders(self) -> None:
-        """Find the active parties that have rows to learn from: they lead iterations in turn."""
+    # -- a run
+
+    def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
+        """Fit the model at the active parties and judge it on their held-out rows."""
         plan = self.plan_
         self.leaders = tuple(a for a in plan.actives if len(plan.train[a]))
         if self.schedule == "one-shot" and len(plan.actives) > 1:
             raise OptionError(
                 f"schedule one-shot trains at one active party, there are {len(plan.actives)}",
-                remedy="use --schedule streaming, or let one party have the labels",
                 code="FK-SCHEDULE-ACTIVE",
             )
         self.check_weighted(self.classes_)
         if self.chosen_loss != "square" and not self.classes_:
             raise OptionError(
-                f"loss {self.loss} is for classes, the labels are numbers",
-                remedy="use --loss square, or name the classes at the active parties",
-                code="FK-LOSS-CLASSES",
+                f"loss {self.loss} is for classes, the labels are numbers", code="FK-LOSS-CLASSES"
             )
-
-    # -- a run
-
-    def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Fit the model at the active parties and judge it on their held-out rows."""
-        self._choose_leaders()
         share = _BASE_SHARE if self.schedule == "one-shot" else 1.0
         self.gamma_ = self.gamma or 1.0 / (max(1, self._columns) * share)
         saved, described = self.saved_meta_.get("rows"), list(self.parties_.values())
@@ -474,7 +449,7 @@ class FDSKL(Judges):
 
     def _solve(self, phases: Phases, need: Need, again: Need | None, save_as: int) -> Steps:
         """Have the active party train; return what it chose and how good it is, and the latter."""
-        owner, nothing = self.plan_.actives[0], np.zeros(0, np.int32)
+        owner = self.plan_.actives[0]
         request = wire.TrainRequest(
             save_as=save_as,
             loss=self.chosen_loss,
@@ -486,8 +461,8 @@ class FDSKL(Judges):
             balanced=self.class_weight is not None,
             multiples=np.array(MULTIPLES if self.gamma is None else (1,), np.int32),
             regularizations=np.array(self.tried_regularizations),
-            rows=nothing,
-            tests=nothing,
+            rows=_NOTHING,
+            tests=_NOTHING,
         )
         reply = yield from phases.train(owner, request, need, again)
         self.multiple_, self.regularization_ = reply.multiple, reply.regularization
@@ -604,7 +579,7 @@ class FDSKL(Judges):
                 metrics, found = yield from self._solve(phases, solved, again, last)
                 self.upto_ = dict(solved.upto)
             elif tested is not None:
-                counts = yield from self._judge(phases, tested, count=True)
+                counts = yield from phases.judge(tested, count=True, bins=self._yard.bins)
                 found = self._metrics(counts)
                 metrics |= found
             if tested is not None:
@@ -614,14 +589,6 @@ class FDSKL(Judges):
             state["evaluated"] = spent.tolist()
             yield Round(done, row, save=self._save(phases, done, **state) if keeps else None)
         return {**metrics, **({"converged": not self.judged_.useless} if self.judged_ else {})}
-
-    def _judge(
-        self, phases: Phases, need: Need, *, count: bool, calibration: Sequence[float] = ()
-    ) -> Steps:
-        """Have the active parties predict held-out rows; return what they counted, if they may."""
-        bins = self._yard.bins if count else 0
-        known = np.array(calibration, np.float64)
-        return (yield from phases.judge(need, count=count, bins=bins, calibration=known))
 
     @property
     def _spent(self) -> NDArray[np.float64]:
@@ -675,16 +642,13 @@ class FDSKL(Judges):
             same = same and self._tables() == meta.get("tables", self._tables())  # if it tells
             if not same or not set(self.leaders) <= actives <= allowed:  # who was passive stays so
                 raise CheckpointError(
-                    "the parties are not those of the model",
-                    remedy="bring the parties that the model was made with",
-                    code="FK-MODEL-PARTIES",
+                    "the parties are not those of the model", code="FK-MODEL-PARTIES"
                 )
             self.gamma_, self.capacity = float(meta["drawn_for"]), int(meta["capacity"])
             self.upto_ = {int(k): int(v) for k, v in meta["upto"].items()}
             phases, need = self._phases(), Need(held_out_rows(self.plan_), self.upto_)
             yield from phases.advance(need)
-            told = meta.get("calibration", ())
-            yield from self._judge(phases, need, count=False, calibration=told)
+            yield from phases.judge(need, calibration=meta.get("calibration", ()))
             return {}
 
         self.conduct(grid, rounds, timeout=timeout)
@@ -699,3 +663,235 @@ def _evaluation_row(found: Mapping[str, float], spent: NDArray[np.float64]) -> d
     seconds, bytes_up = spent.tolist()
     error = found.get("test_rmse", 1.0 - found.get("test_accuracy", 1.0))
     return {**found, "test_error": error, "bytes_up": int(bytes_up), "seconds": seconds}
+
+
+# -- exchanges: phases for their owners, and what the parties do with them
+#
+# A party that has lost its phases gets all of them again; they are counted from nothing then.
+
+
+@dataclass(frozen=True)
+class Need:
+    """Phases that the owners shall have."""
+
+    rows: Rows  # of the plan, ascending
+    upto: Mapping[int, int]  # owner -> how many of its directions
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration of streaming."""
+
+    number: int
+    leader: int  # the active party whose batch it takes
+    rows: Rows  # the batch, rows of the plan
+    directions: int  # r, which the leader gets
+    rate: float  # gamma_t
+    decay: float  # 1 - gamma_t lambda
+
+
+_NO_ITERATION = Iteration(0, -1, _NO_ROWS, 0, 0.0, 0.0)
+#: What is asked for at once: number, rows of the plan, fields that are the same for all parties.
+Collection = tuple[int, Rows, Mapping[str, NDArray[np.int32]]]
+_NO_FIELDS = {
+    **dict.fromkeys(("owners", "upto", "cuts"), _NOTHING),
+    "known": np.zeros((0, 0), np.int32),
+}
+_NO_COLLECTION: Collection = 0, _NO_ROWS, _NO_FIELDS
+
+
+@dataclass(kw_only=True)
+class Phases:
+    """Which phases the owners have, and the exchanges that bring them more."""
+
+    plan: VerticalPlan  # who holds which rows
+    settings: Mapping[str, Any]  # fields of a step that are those of the run
+    outputs: int  # columns of the targets
+    attempts: int  # how often phases that were lost are sent again
+    number: int = 0  # of the last collection
+    _waiting: dict[int, int] = field(default_factory=dict)  # owner -> collection on its way
+    _parts: int = 0  # in how many exchanges the last phases have come
+
+    def __post_init__(self) -> None:
+        """Note that no owner has any phases: at the beginning, and where some were lost."""
+        self._known = {a: np.zeros(self.plan.total, np.int32) for a in self.plan.actives}
+        self._parts = 0
+        self._waiting.clear()
+
+    # -- exchanges
+
+    def advance(
+        self, need: Need | None = None, again: Callable[[], Need] | None = None, **work: Any
+    ) -> Steps:
+        """Collect phases and do other work of a :meth:`step`: one exchange where all answer.
+
+        ``again`` returns the phases to collect anew, if a party has lost them.
+
+        Raises
+        ------
+        CohortError
+            Somebody did not answer, or lost its phases, ``attempts`` times in a row.
+        """
+
+        def steps() -> Steps:
+            *parts, last = [_NO_COLLECTION] if need is None else self.collections(need)
+            self._parts = len(parts) + 1
+            for part in parts:
+                yield from self.step(part)
+            if last[0] or work:
+                yield from self.step(last, **work)
+
+        yield from self.insist(steps, again)
+
+    def insist(self, steps: Callable[[], Steps], again: Callable[[], Need] | None) -> Steps:
+        """Take steps until no party has lost what they need; ``again`` as in :meth:`advance`."""
+        for _ in range(self.attempts):
+            try:
+                return (yield from steps())
+            except LostState as error:
+                lost = error
+                self.__post_init__()
+                if again is not None:
+                    yield from self.advance(again())
+        raise lost
+
+    def step(
+        self,
+        wanted: Collection,
+        *,
+        finish: Iteration = _NO_ITERATION,
+        score: Iteration = _NO_ITERATION,
+        save_as: int = 0,
+    ) -> Steps:
+        """Collect phases, finish an iteration, score another, have states kept: one exchange."""
+        number, rows, fields = wanted
+        everybody = number or score.number or save_as
+        common: dict[str, Any] = {**self.settings, **fields}
+        requests = {
+            p: wire.StepRequest(
+                **common,
+                delivered=self._waiting.get(p, 0),
+                save_as=save_as,
+                collection=number,
+                rows=self.positions(p, rows),
+                finish=finish.number,
+                leader=finish.leader,
+                score=score.number,
+                scorer=score.leader,
+                directions=finish.directions,
+                rate=finish.rate,
+                decay=finish.decay,
+                finish_rows=self.positions(p, finish.rows if finish.leader == p else _NO_ROWS),
+                score_rows=self.positions(p, score.rows),
+            )
+            for p in (self.plan.parties if everybody else self.plan.actives)
+        }
+        # an iteration needs its scores, whoever has lost phases in between
+        yield from self.ask(requests, wire.StepReply, rows, keep="scores/")
+        if number:
+            for owner, many in zip(fields["owners"].tolist(), fields["upto"].tolist(), strict=True):
+                self._waiting[owner] = number
+                self._known[owner][rows] = many
+
+    def judge(
+        self, need: Need, *, count: bool = False, bins: int = 0, calibration: Sequence[float] = ()
+    ) -> Steps:
+        """Let the active parties predict their held-out rows; return what each counted, if asked.
+
+        ``calibration`` is that of a saved model. Of several active parties each gets the scores of
+        the others first.
+        """
+        plan = self.plan
+        tests = {a: held for a in plan.actives if len(held := rows_of(plan.test[a]))}
+
+        def steps() -> Steps:
+            for scoring in (True, False) if len(plan.actives) > 1 else (False,):
+                requests = {
+                    p: wire.OutcomeRequest(
+                        count=count,
+                        bins=bins,
+                        calibration=np.array(calibration, np.float64),
+                        delivered=self._waiting.get(p, 0),
+                        scoring=scoring,
+                        owners=np.array([*tests], np.int32),
+                        sizes=np.array([*map(len, tests.values())], np.int32),
+                        rows=self.positions(p, np.concatenate([*tests.values()])),
+                    )
+                    for p in (plan.parties if scoring else plan.actives)
+                }
+                answers = yield from self.ask(requests, wire.OutcomeReply)
+            return [reply.counts for reply in answers.replies.values()]
+
+        return (yield from self.insist(steps, lambda: need))
+
+    def train(
+        self, owner: int, request: wire.TrainRequest, need: Need, again: Need | None = None
+    ) -> Steps:
+        """Let the owner learn from its rows of ``need``, and predict, as the last thing in the run.
+
+        If it has lost phases, it gets those of ``again``, which is of streaming alone. Where all
+        came in several messages, it may have lost those before the last: the others are told of the
+        end when it has answered.
+        """
+        ends = self._parts == 1 and again is None
+        rows = np.intersect1d(need.rows, rows_of(self.plan.train[owner]))
+
+        def steps() -> Steps:
+            known: dict[str, Any] = {
+                "delivered": self._waiting.get(owner, 0),
+                "rows": self.positions(owner, rows),
+                "tests": self.positions(owner, rows_of(self.plan.test[owner])),
+            }
+            asked = {owner: replace(request, **known)}
+            answers: Answers = yield from self.ask(asked, wire.TrainReply, ends=ends)
+            return answers.replies[owner]
+
+        return (yield from steps() if ends else self.insist(steps, lambda: again or need))
+
+    def ask(
+        self,
+        requests: Mapping[int, Any],
+        reply: type[Any],
+        rows: Rows = _NO_ROWS,
+        *,
+        keep: str = "",
+        ends: bool = False,
+    ) -> Steps:
+        """Ask parties, with the sums that their request declares; each of these is one party's.
+
+        What waits for a party comes along. ``rows`` are those whose phases are asked for; sums
+        whose name begins with ``keep`` stay on their way when phases are lost.
+        """
+        bits, names = int(self.settings["phase_bits"]), self.plan.names[rows]
+        first = next(iter(requests.values()))
+        sums = first.sum_specs(wire.VerticalFacts(bits, self.outputs, names))
+        answers: Answers = yield Ask(requests, reply=reply, sums=sums, ends=ends)
+        for partition in requests:
+            self._waiting.pop(partition, None)
+        for name, running in answers.running.items():
+            kept = bool(keep) and name.startswith(keep)
+            yield Deliver(running, running.order.receiver, keep=kept)
+        return answers
+
+    # -- what is asked for
+
+    def collections(self, need: Need) -> Iterator[Collection]:
+        """Yield what is asked for in one exchange each, so that no message is too large."""
+        owners, bits = sorted(need.upto), self.settings["phase_bits"]
+        width = max(need.upto.values())
+        step = max(1, _MESSAGE * 8 // bits // max(1, width * len(owners)))
+        chunk = max(1, _CHUNK // max(1, width))
+        for start in range(0, max(1, len(need.rows)), step):
+            rows = need.rows[start : start + step]
+            self.number += 1
+            fields = {
+                "owners": np.array(owners, np.int32),
+                "upto": np.array([need.upto[owner] for owner in owners], np.int32),
+                "known": np.stack([self._known[owner][rows] for owner in owners]),
+                "cuts": np.array([*range(chunk, len(rows), chunk), len(rows)], np.int32),
+            }
+            yield self.number, rows, fields
+
+    def positions(self, partition: int, rows: Rows) -> NDArray[np.int32]:
+        """Return the positions of rows of the plan among those that a party announced."""
+        return np.ascontiguousarray(self.plan.rows[partition][rows], np.int32)

@@ -24,26 +24,25 @@ from fedkern_flwr.model_file import check_model
 from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.progress import part
 from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.solvers.conjugate_gradient import probe_vectors
 from fedkern_flwr.solvers.least_squares import Penalty
-from fedkern_flwr.solvers.preconditioner import probe_vectors
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
 
-from .fed_cg_plan import (
+from .fed_cg_system import (
+    KEPT,
+    Floats,
+    HybridSystem,
     Sums,
     auto_landmarks,
     hospital_allowance,
-    most_iterations,
-    plan_landmarks,
-)
-from .fed_cg_solvers import (
-    first_coefficients,
     iterate,
+    most_iterations,
     of_landmarks,
+    plan_landmarks,
     solve_directly,
     tune_and_solve,
 )
-from .fed_cg_system import KEPT, Floats, HybridSystem
 
 #: What basis fourier goes with, by option.
 _OF_FOURIER: dict[str, tuple[Any, ...]] = {
@@ -118,34 +117,22 @@ class FedCG(PrivateMethod, Judges):
 
     landmarks: int | Literal["auto"] = option(
         "auto",
-        "m, number of random landmarks. Auto: as many as the rule of counting lets the nodes "
-        "release sums of, 20 to 400, and no more than a message of 64 MB holds (without centres a "
-        "file of 1 GB); 100 where the width is not chosen.",
+        "m, number of random landmarks. Auto: 20 to 400, as the nodes' release limits allow.",
         least=1,
         most=MOST_LANDMARKS,
     )
     sampling: Literal[Sampling, "auto"] = option(
         "auto",
-        "Landmarks uniform on each feature's range (U), normal with mean and deviation of the data "
-        "and clipped to the range (N), both turned at random; or normal with mean and covariance "
-        "of the block (C, see hybrid/landmarks.py). Auto: C for blocks of one holder, U for "
-        "others.",
+        "Landmarks uniform (U), normal (N), or normal with the block's covariance (C). Auto: C for "
+        "blocks of one holder, U for others.",
     )
     basis: Literal["landmarks", "fourier"] = option(
-        "landmarks",
-        "Kernel columns of random landmarks, or random Fourier features, whose phases are added up "
-        "over the blocks: rows of length one, as privacy_epsilon needs them. Then landmarks is "
-        "their number, twice that of the phases, and neither gamma nor regularization is chosen.",
+        "landmarks", "Kernel columns of landmarks, or random Fourier features, as privacy needs."
     )
     kernel: ProductKernel = option(
         "rbf", "exp(-gamma d) of squared Euclidean or of absolute distances d."
     )
-    gamma: float | None = option(
-        None,
-        "Width; by default chosen, see tune, half and double of it for one landmark after the "
-        "other, or 1 / number of features, 20 / number^1.5 with basis fourier.",
-        above=0.0,
-    )
+    gamma: float | None = option(None, "Width; by default chosen, see tune.", above=0.0)
     landmark_gamma: bool = option(
         False, "A random width per landmark, log-uniform in [gamma / 2, 2 gamma] (eq. 4.1)."
     )
@@ -153,18 +140,15 @@ class FedCG(PrivateMethod, Judges):
         None, "lambda; by default chosen, see tune, or 1e-3.", above=0.0
     )
     tune: Literal["auto", "folds", "gcv", "off"] = option(
-        "auto",
-        "Choose what is not given of gamma and regularization, in the same exchanges: by folds of "
-        "the rows, or by generalised cross-validation, which sums less. Auto: the better of those "
-        "that the nodes' rules allow, with normal equations and penalty ridge; off elsewhere.",
+        "auto", "How gamma and regularization are chosen. Auto: the better that the nodes allow."
     )
     penalty: Penalty = option(
         "ridge", "lambda I (eq. 2.9) or lambda K_mm with the pseudo-inverse (eq. 2.10)."
     )
     solver: Literal["auto", "normal-equations", "cg"] = option(
         "auto",
-        "Sum the normal equations once, or iterate conjugate gradients, an exchange each. Auto: "
-        "the former up to 1000 landmarks.",
+        "Sum the normal equations once, or iterate conjugate gradients. Auto: the former up to "
+        "1000 landmarks.",
         of_model=False,
     )
     preconditioner_rank: int | None = option(
@@ -176,32 +160,19 @@ class FedCG(PrivateMethod, Judges):
         "zero", "Of cg: where to start; random is standard normal, as in the paper."
     )
     tolerance: float = option(
-        1e-10,
-        "Of cg: stop when the residual is so small relative to K^T y.",
-        above=0.0,
-        below=1.0,
+        1e-10, "Of cg: the residual relative to K^T y at which to stop.", above=0.0, below=1.0
     )
     missing: MissingBlocks = option(
-        "error",
-        "Rows that lack a block: refuse the run, leave them out, or let the block's factor be one.",
+        "error", "Rows that lack a block: refuse the run, drop them, or take its factor as one."
     )
     allow_single: bool = option(
-        False,
-        "Allow a single hospital, and rows that a single centre knows: their values are then "
-        "shown.",
-        of_model=False,
+        False, "Allow what shows values of a single hospital or centre.", of_model=False
     )
     distance_bits: int = option(
-        64,
-        "Bits of a number in the sums of distances, 32 or 64. With 32 they are half as large; the "
-        "total of C centres' distances of at most b is then off by less than "
-        "C 2^(ceil(log2(C + 1)) + floor(log2 b) - 30).",
+        64, "Bits of a number in the sums of distances: 64, or 32, half as large and less exact."
     )
     variance: bool = option(
-        False,
-        "Of a regression: predict the variance of Bayesian ridge as well. Far from all landmarks "
-        "it falls to that of held-out errors. Who has the model, and hospitals that predict with "
-        "it, can then compute K^T K; of two hospitals each has the other's.",
+        False, "Of numbers: predict variances as well; the model then shows K^T K."
     )
 
     def __init__(self, **options: Any) -> None:
@@ -211,6 +182,7 @@ class FedCG(PrivateMethod, Judges):
         given = self.landmark_gamma or None not in (self.gamma, self.regularization)
         weighs = self.class_weight is not None
         self.tunes = self.tune != "off" and possible and (weighs or not given)
+        self.may_weigh = self.tunes  # as the normal equations are summed at once
         for problem, remedy, code in self._misfits(direct, possible, given):
             raise OptionError(problem, remedy=remedy, code=code)
 
@@ -259,11 +231,6 @@ class FedCG(PrivateMethod, Judges):
         if asked and not possible:
             problem = f"tune {self.tune} is for normal equations and penalty ridge"
             yield problem, "leave it out", "FK-EQUATIONS-NEEDED"
-
-    @property
-    def may_weigh(self) -> bool:
-        """Whether rows of classes may be weighed, as the normal equations are summed at once."""
-        return self.tunes
 
     @property
     def chosen_solver(self) -> str:
@@ -463,15 +430,14 @@ class FedCG(PrivateMethod, Judges):
         self.landmarks_ = meta.get("landmarks", self.landmarks_)  # a node has less left by now
         system = self._system()
         digest = rows_digest(parties, "block", saved=meta.get("rows"), checkpoint=self.checkpoint)
-        shape = (self.landmarks_, self.outputs_)
-        start = first_coefficients(shape, self.initial_, self.init, self.run_seed)
+        start = self._first_coefficients()
         yield Round(0, arrays=[start])
         metrics = meta.get("metrics")
         if metrics is not None:
             self.coefficients_ = arrays["coefficients"]
             self.regularization_ = metrics.get("regularization", self.regularization_)
             self._factor = {name: arrays[name] for name in ("factor",) if name in arrays}
-            self._take_tuned(system, meta.get("tuned", {}))
+            self._take_tuned(meta.get("tuned", {}))
         yield from system.open(resumed=bool(meta))
         if not (meta and system.at_once):  # else nobody says them again
             self.fingerprints_ = system.fingerprints
@@ -497,6 +463,20 @@ class FedCG(PrivateMethod, Judges):
         yield Round(max(1, metrics["iterations"]), arrays=[self.coefficients_])
         return metrics
 
+    def _first_coefficients(self) -> Floats:
+        """Return what conjugate gradients start from: what was given, zeros or standard normal."""
+        shape = (self.landmarks_, self.outputs_)
+        if self.initial_:
+            (start,) = self.initial_
+            if start.shape != shape:
+                problem = f"initial_arrays has shape {start.shape} instead of {shape}"
+                raise ProtocolError(problem, code="FK-INITIAL-SHAPE")
+            return np.asarray(start, np.float64)
+        if self.init == "random":
+            rng = np.random.default_rng(derive_seed(self.run_seed, "initial coefficients"))
+            return np.asarray(rng.standard_normal(shape))
+        return np.zeros(shape)
+
     def _system(self) -> HybridSystem:
         if not self.gammas_.size:
             features = sum(self._parties[h[0]].features for h in self.plan_.blocks.values())
@@ -507,15 +487,10 @@ class FedCG(PrivateMethod, Judges):
                 self.gammas_ = landmark_gammas(gamma, self.landmarks_, self.run_seed)
         return HybridSystem(
             options=self,
-            plan=self.plan_,
             parties=self._parties,
             # a single hospital has nobody to sum with, and no such set
             cohorts={"hospitals": -1, **{name: k for k, name in enumerate(self._sets)}},
-            landmarks=self.landmarks_,
-            gammas=self.gammas_,
             tunes=self._tunes,
-            model_of=self.model_of,
-            known=self.fingerprints_,
             sums=self._sums,
             at_once=self._at_once,
         )
@@ -525,7 +500,7 @@ class FedCG(PrivateMethod, Judges):
     ) -> Steps:
         if self._tunes:
             coefficients, metrics, tuned = yield from tune_and_solve(system)
-            self._take_tuned(system, tuned)
+            self._take_tuned(tuned)
             return coefficients, metrics
         if self.chosen_solver == "normal-equations":
             return (yield from solve_directly(system, self.regularization_))
@@ -540,14 +515,12 @@ class FedCG(PrivateMethod, Judges):
         probes = np.zeros((self.landmarks_, 0))
         if rank:
             probes = probe_vectors(self.landmarks_, rank, derive_seed(self.run_seed, "probes"))
-        options = {"regularization": self.regularization_, "tolerance": self.tolerance}
-        return (yield from iterate(system, start, probes, most, arrays, save, **options))
+        return (yield from iterate(system, start, probes, most, arrays, save))
 
-    def _take_tuned(self, system: HybridSystem, tuned: dict[str, Any]) -> None:
+    def _take_tuned(self, tuned: dict[str, Any]) -> None:
         if tuned:
             self.tuned_, self.regularization_ = tuned, tuned["regularization"]
-            chosen = np.array([tuned["gamma"]])
-            self.gammas_ = system.gammas = of_landmarks(self, chosen, self.landmarks_)[0]
+            self.gammas_ = of_landmarks(self, np.array([tuned["gamma"]]))[0]
 
     def _keep_factor(self, system: HybridSystem) -> None:
         """Keep what variances are made of: the inverse of the factor of K^T K + lambda I."""
@@ -621,7 +594,6 @@ class FedCG(PrivateMethod, Judges):
             if self._tables() != meta.get("tables", self._tables()):  # older models do not tell
                 raise CheckpointError(
                     "the parties have other columns than the model was made with",
-                    remedy="bring the same columns in the same order",
                     code="FK-COLUMNS-DIFFER",
                 )
             system = self._system()

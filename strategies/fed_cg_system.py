@@ -1,4 +1,4 @@
-"""The exchanges of FedCG: sums of distances for the hospitals, sums of products for the server.
+"""FedCG's linear system: what is planned, the exchanges that sum it, and its solvers.
 
 Exchanges: (1) ``describe``. (2) Keys out, masked partial distances back, a sum per hospital that it
 alone can open. (3) The sums to the hospitals, masked K_h^T K_h and K_h^T y_h back; or, per
@@ -12,7 +12,8 @@ and the run is over with (4).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,50 +22,230 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.exchange import SumSpec
+from fedkern_flwr.guard.counting import unknowns_of_bits
+from fedkern_flwr.guard.freeze import FOLDS
 from fedkern_flwr.hybrid import messages as wire
-from fedkern_flwr.hybrid.fourier import EQUATIONS, label_weight
+from fedkern_flwr.hybrid.fourier import EQUATIONS, label_weight, regularize
+from fedkern_flwr.hybrid.landmarks import moments_length
 from fedkern_flwr.hybrid.parties import Plan
 from fedkern_flwr.judging.figures import Yardstick, bins_of, tidy
 from fedkern_flwr.kernels.product import kernel_from_distances
-from fedkern_flwr.method import Ask, Deliver, LostState, Steps
-from fedkern_flwr.nodes import logger
-from fedkern_flwr.solvers.equations import unpack_equations
-from fedkern_flwr.solvers.tuning_sums import Equations
+from fedkern_flwr.method import Ask, Deliver, LostState, Round, Save, Steps
+from fedkern_flwr.nodes import Arrays, logger
+from fedkern_flwr.planning import Allowance, allowance
+from fedkern_flwr.progress import part, progress
+from fedkern_flwr.reporting import iterations_ended
+from fedkern_flwr.solvers.conjugate_gradient import ConjugateGradient, NystromPreconditioner
+from fedkern_flwr.solvers.equations import Equations, spread, tuning_length, unpack_equations
+from fedkern_flwr.solvers.least_squares import (
+    LAMBDAS,
+    LAMBDAS_OF_NUMBERS,
+    PLANS,
+    choose,
+    regularized,
+    solve_equations,
+    widths_around,
+)
 
 if TYPE_CHECKING:
     from .fed_cg import FedCG
-    from .fed_cg_plan import Sums
 
 Floats = NDArray[np.float64]
+Parties = Mapping[int, wire.HybridDescribeReply]
 KEPT = 1  # the parties keep what belongs to a run under this number
 _NOTHING, _NO_BYTES = np.zeros(0), np.zeros(0, np.uint8)
 _MESSAGE = 256 << 20  # bytes of distances in a message; larger problems take more exchanges
 
+# -- which sums are taken: landmarks, folds and widths that fit what the nodes let out
+#
+# With m landmarks the normal equations of a width and fold are m (m + 1) / 2 + m k numbers about
+# the rows of that fold, k outputs. A fold is a cell of its own: what its rows hide is a fifth of
+# what all rows hide, of five folds.
+
+_LEAST_ROWS = 5  # of a hospital in a fold
+_LEAST_LANDMARKS = (20, 400)  # least and most
+_MOST_NUMBERS = 1 << 23  # of a hospital's message: 64 MB
+_MOST_KEPT = 1 << 27  # of a hospital's rows without a message: 1 GB, in a file
+#: Within a share: the landmarks that are worth more than folds and widths, and the least.
+_ENOUGH, _LEAST_PLANNED = 200, 5
+_EARLIER = "the nodes' earlier run"
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Which normal equations are summed to choose from, and why not more.
+
+    Attributes
+    ----------
+    folds, widths : int
+        Of how many folds and widths.
+    why : str
+    known : sequence of float
+        The widths, where they are those of an earlier run.
+    """
+
+    folds: int
+    widths: int
+    why: str
+    known: Sequence[float] = ()
+
+
+def hospital_allowance(plan: Plan, parties: Parties, folds: int = 0) -> Allowance:
+    """Return what may be opened about the hospitals' rows, or about those of each of some folds."""
+    # nodes deal parts, five of them, to fewer folds
+    share = (FOLDS // folds) / FOLDS if 1 < folds <= FOLDS else 1.0
+    rows = {h: int(ward.train * share) for h, ward in plan.wards.items()} if folds else None
+    beside = {
+        h: {c: unknowns_of_bits(parties[c].bits) for c in ward.centres}
+        for h, ward in plan.wards.items()
+        if h in plan.whole
+    }
+    # others may have other landmarks than a hospital that makes its kernel by itself: it counts, as
+    # without pinned identities, on its own rows
+    own = [h for h, ward in plan.wards.items() if not (ward.centres or plan.alike)]
+    cohort = [replace(parties[h], signature=b"") if h in own else parties[h] for h in plan.wards]
+    return allowance(cohort, rows=rows, beside=beside)
+
+
+def auto_landmarks(plan: Plan, outputs: int, allowed: Allowance, counts: int) -> int:
+    """Return how many landmarks are taken: those whose sums for one width may be released.
+
+    ``counts`` numbers are released besides, such as those of classes.
+    """
+    least, moments = _LEAST_LANDMARKS[0], 1 + outputs  # the mean distance, y^T y
+    fits = allowed.square(outputs, taken=moments + counts)
+    return min(_most_landmarks(plan), max(least, fits))
+
+
+def plan_landmarks(
+    options: FedCG, plan: Plan, parties: Parties, counts: int
+) -> tuple[int, Sums | None]:
+    """Return landmarks, and folds and widths if they are chosen, within the share of the nodes.
+
+    Folds and several widths are taken where 200 landmarks are still allowed, else one width, with
+    lambda by generalised cross-validation. What the user states is taken as stated.
+    """
+    outputs, stated = parties[plan.hospitals[0]].outputs, options.landmarks
+    sampling, taken, sums = options.chosen_sampling, float(counts), None
+    for holders in plan.blocks.values():
+        if sampling in ("N", "C") and len(holders) > 1:
+            taken += moments_length(parties[holders[0]].features, sampling)
+    if not options.tunes:
+        times = 2 if options.chosen_solver == "cg" else 1  # as much for probes and products
+        allowed, more = hospital_allowance(plan, parties, 1), ""
+        fits = min(options.fixed_landmarks, allowed.square(outputs, times=times, taken=taken))
+        fits = max(_LEAST_PLANNED + 1, fits - fits % 2 * (options.basis == "fourier"))
+    elif known := known_widths(options, plan, parties):
+        allowed, times = hospital_allowance(plan, parties), len(known)
+        again = min(parties[h].again for h in plan.hospitals)
+        allowed = replace(allowed, numbers=max(allowed.numbers, again))
+        fits = allowed.square(outputs, times=times, taken=taken + outputs)
+        more, sums = f", widths of an earlier run: {times}", Sums(1, times, _EARLIER, known)
+    else:
+        wanted = [some for some in _wanted(options) if some[0] > 1 or options.tune != "folds"]
+        for folds, widths in wanted:
+            allowed = hospital_allowance(plan, parties, folds)
+            fits = allowed.square(outputs, times=widths, taken=taken + 1 + outputs)
+            enough = fits >= (_ENOUGH if stated == "auto" else int(stated))
+            if enough and not _few_rows(plan, parties, folds):
+                break
+        how = f"{folds} folds" if folds > 1 else "generalised cross-validation"
+        more = f", {how}, widths tried: {widths}"
+        sums = Sums(folds, widths, f"the nodes' share of {allowed.share:.0%}")
+    if options.tunes:
+        fits = min(_most_landmarks(plan), max(_LEAST_PLANNED, fits))
+    landmarks = fits if stated == "auto" else int(stated)
+    options.note_plan(f"{landmarks} landmarks{more}", allowed)
+    return landmarks, sums
+
+
+def known_widths(options: FedCG, plan: Plan, parties: Parties) -> list[float]:
+    """Return the widths of an earlier run of all hospitals, if this run may take them again.
+
+    Then it sums the same numbers of their rows again, which cost nothing. None where the user has
+    a say in the widths, or centres have a part in the kernel.
+    """
+    said = {parties[h].how for h in plan.hospitals}
+    free = options.gamma is None and options.class_weight is None and options.tune != "folds"
+    same = all(plan.sampling(block, options.chosen_sampling) == "U" for block in plan.blocks)
+    if not (free and same and plan.rows_alone) or len(said) > 1:
+        return []
+    kernel, widths = wire.read_widths(said.pop())
+    return widths if kernel == options.kernel else []
+
+
+def plan_sums(system: HybridSystem) -> Sums:
+    """Return the best that the nodes allow."""
+    options, plan, parties = system.options, system.options.plan_, system.parties
+    allowed = hospital_allowance(plan, parties).numbers - system.released
+    why, of_folds = "all that is tried", ""
+    for folds, widths in _wanted(options):
+        numbers = tuning_length(options.landmarks_, system.labels.outputs, folds, widths)
+        few = _few_rows(plan, parties, folds)
+        if few:
+            why = "more folds would have too few rows"
+        elif numbers > allowed:
+            why = f"the rule of counting allows {math.floor(max(allowed, 0)):,} numbers"
+        elif numbers > _MOST_NUMBERS:
+            why = f"more would be {8 * numbers >> 20} MB"
+        else:
+            break
+        if folds > 1:
+            of_folds = why if few else f"{why}; use fewer landmarks"
+    if options.tune == "folds" and folds == 1 and of_folds:
+        logger.warning("generalised cross-validation chooses, not folds: %s", of_folds)
+    return Sums(folds, widths, why)
+
+
+def most_iterations(landmarks: int, rank: int, outputs: int, allowed: Allowance) -> int:
+    """Return how many products conjugate gradients may take beside K^T y and the probes."""
+    return max(1, int(allowed.numbers / landmarks - rank) // outputs - 1)
+
+
+def _wanted(options: FedCG) -> list[tuple[int, int]]:
+    wanted = [plan for plan in PLANS if options.tune != "gcv" or plan[0] == 1]
+    if None not in (options.gamma, options.regularization):
+        return [(1, 1)]  # there is nothing to choose: the rows of rare classes weigh more
+    if options.gamma is not None:
+        return list(dict.fromkeys((folds, 1) for folds, _ in wanted))
+    return wanted
+
+
+def _few_rows(plan: Plan, parties: Parties, folds: int) -> bool:
+    """Tell whether folds have fewer rows than the nodes allow."""
+    wards = plan.wards
+    least = max(_LEAST_ROWS, *(parties[h].fold_rows for h in wards))
+    most = max(parties[h].fold_sum_rows for h in wards)
+    few = any(0 < ward.train < folds * least for ward in wards.values())
+    few = few or sum(ward.train // folds for ward in wards.values()) < most
+    return folds > 1 and few
+
+
+def _most_landmarks(plan: Plan) -> int:
+    """Return the most landmarks: distances travel in one message, or fit in a hospital's file."""
+    least, most = _LEAST_LANDMARKS
+    rows = [ward.total for ward in plan.wards.values()]
+    fits = _MOST_KEPT // max(1, *rows) if plan.rows_alone else _MOST_NUMBERS // max(1, sum(rows))
+    return max(least, min(most, fits))
+
+
+# -- the exchanges
+
 
 @dataclass(kw_only=True)
 class HybridSystem:
-    """The linear system of a run, held by the parties.
+    """The linear system of a run, held by the parties, and how far it is known.
 
     Attributes
     ----------
     options : FedCG
-        The options of the run.
-    plan : Plan
-        Who holds which rows and blocks.
+        The options of the run, who holds which rows, landmarks and widths.
     parties : dict
         Partition -> its description.
     cohorts : dict
         Name of a set among which is summed -> its number.
-    landmarks : int
-        Number m of landmarks.
-    gammas : ndarray of float64, shape (1,) or (m,)
-        Widths; of none while they are being chosen.
     tunes : bool
         Whether the width is chosen in this run.
-    model_of : (str, int)
-        Of predictions: session and step of the run that made the model.
-    known : dict
-        Block -> fingerprint that its landmarks must have; of a new run empty.
     sums : Sums or None
         What is summed to choose from, where that was planned with the landmarks.
     at_once : bool
@@ -72,14 +253,9 @@ class HybridSystem:
     """
 
     options: FedCG
-    plan: Plan
-    parties: Mapping[int, wire.HybridDescribeReply]
+    parties: Parties
     cohorts: Mapping[str, int]
-    landmarks: int
-    gammas: Floats
     tunes: bool
-    model_of: tuple[str, int]
-    known: Mapping[str, str]
     sums: Sums | None
     at_once: bool
     landmark_kernel: Floats | None = None  # K_mm, where the penalty needs it
@@ -88,11 +264,16 @@ class HybridSystem:
     deviation: float = 0.0  # of the noise on it
     fingerprints: dict[str, str] = field(default_factory=dict)
     mean_distance: float | None = None  # of training rows to landmarks, once it is summed
-    class_counts: Floats | None = None  # training rows of each class, once they are summed
+    class_counts: Floats = field(default_factory=lambda: _NOTHING)  # of training rows, if summed
     _says_how: bool = False  # whether the next request says how kernels are made
     _moments: dict[str, Floats] = field(default_factory=dict)
     # partition -> who sealed the secret of its block, and the sealed secret
     _sealed: dict[int, tuple[int, NDArray[Any]]] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        """Who holds which rows and blocks."""
+        return self.options.plan_
 
     @property
     def labels(self) -> Yardstick:
@@ -102,18 +283,17 @@ class HybridSystem:
 
     def facts(self, partition: int, wanted: Collection[str] = ()) -> wire.Facts:
         """Return what the sums of a request to a party depend on."""
-        party, wards, rbf = self.parties[partition], self.plan.wards, self.options.kernel == "rbf"
-        bounds = (p.square_bound if rbf else p.absolute_bound for p in self.parties.values())
+        party, wards, options = self.parties[partition], self.plan.wards, self.options
         return wire.Facts(
-            landmarks=self.landmarks,
+            landmarks=options.landmarks_,
             labels=self.labels,
             rows=[ward.train for ward in wards.values()],
             tests=[ward.test for ward in wards.values()],
             block=party.block,
             features=party.features,
-            distance=max(bounds) or 1.0,
-            bits=self.options.distance_bits,
-            budget=self.options.budget,
+            distance=max(p.bound(options.kernel) for p in self.parties.values()) or 1.0,
+            bits=options.distance_bits,
+            budget=options.budget,
             signed=[(self.parties[h].rows, self.parties[h].test_rows) for h in wards],
             wanted=wanted,
             cohorts=self.cohorts,
@@ -126,33 +306,31 @@ class HybridSystem:
 
         Hospitals that make theirs by themselves remember how when a run is resumed.
         """
-        if self.at_once and resumed:
-            return
-        yield from self._agree()
-        if self.at_once:
-            self._says_how = True
-        else:
+        self._says_how = self.at_once and not resumed
+        if not (self.at_once and resumed):
+            yield from self._agree()
+        if not self.at_once:
             yield from self._make_kernels()
 
-    def equations(self) -> Steps:
-        """Sum the normal equations: K^T K, shape (m, m), and K^T y, shape (m, k)."""
-        m, labels = self.landmarks, self.labels
-        request = wire.EquationsRequest(gammas=np.zeros((0, 1)), class_counts=_NOTHING)
-        vector = yield from self._sum(request, wire.EquationsReply)
-        gram, right = unpack_equations(vector, m, labels.outputs)
-        if self.options.budget is not None:
-            right /= label_weight(labels.bound, labels.outputs)
-        return gram, right
+    def equations(self, gammas: Floats | None = None, folds: int = 1) -> Steps:
+        """Sum the normal equations: K^T K, shape (m, m), and K^T y, shape (m, k).
 
-    def tuning_equations(self, gammas: Floats, folds: int) -> Steps:
-        """Sum the normal equations of each width, shape (w, 1) or (w, m), and fold."""
-        counts = _NOTHING if self.class_counts is None else self.class_counts
-        balanced = self.options.class_weight is not None
+        With ``gammas``, shape (w, 1) or (w, m), those of each of these widths and of each fold.
+        """
+        options, m, labels = self.options, self.options.landmarks_, self.labels
         request = wire.EquationsRequest(
-            gammas=gammas, folds=folds, balanced=balanced, class_counts=counts
+            gammas=np.zeros((0, 1)) if gammas is None else gammas,
+            folds=folds,
+            balanced=options.class_weight is not None,
+            class_counts=self.class_counts,
         )
         vector = yield from self._sum(request, wire.EquationsReply)
-        return Equations.unpack(vector, self.landmarks, self.labels.outputs, folds, len(gammas))
+        if gammas is not None:
+            return Equations.unpack(vector, m, labels.outputs, folds, len(gammas))
+        gram, right = unpack_equations(vector, m, labels.outputs)
+        if options.budget is not None:
+            right /= label_weight(labels.bound, labels.outputs)
+        return gram, right
 
     def products(self, directions: Floats, *, labels: bool = False) -> Steps:
         """Return (K^T y if ``labels``, K^T K P) for directions P, which travel with length one."""
@@ -161,15 +339,9 @@ class HybridSystem:
         request = wire.ProductRequest(labels=labels, directions=directions / lengths)
         vector = yield from self._sum(request, wire.ProductReply)
         outputs = self.labels.outputs if labels else 0
-        right, product = np.split(vector, [self.landmarks * outputs])
+        right, product = np.split(vector, [len(directions) * outputs])
         product = product.reshape(directions.shape) * lengths
-        return right.reshape(self.landmarks, outputs), product
-
-    def begin(self, probes: Floats, start: Floats) -> Steps:
-        """Return K^T y, and the products of K^T K with probes and, unless it is zero, start."""
-        moved = start if start.any() else start[:, :0]
-        right, products = yield from self.products(np.hstack([probes, moved]), labels=True)
-        return right, products[:, : probes.shape[1]], products[:, probes.shape[1] :]
+        return right.reshape(len(directions), outputs), product
 
     def evaluate(self, coefficients: Floats) -> Steps:
         """Give the hospitals the model; return what they counted on held-out rows, and how.
@@ -211,7 +383,7 @@ class HybridSystem:
             count=yard is not None,
             bins=0 if yard is None else yard.bins,
             coefficients=coefficients,
-            gammas=self.gammas if self.tunes else _NOTHING,
+            gammas=self.options.gammas_ if self.tunes else _NOTHING,
             calibration=np.array(calibration, np.float64),
             noise=np.array(noise, np.float64),
             factor=nothing[:, :0] if factor is None else factor,
@@ -230,7 +402,7 @@ class HybridSystem:
         Nothing is asked where holders need not agree on anything before they draw landmarks.
         """
         sampling, requests, leaders = self.options.chosen_sampling, dict[int, Any](), {}
-        if self.model_of[0]:
+        if self.options.model_of[0]:
             return
         for block, holders in self.plan.blocks.items():
             moments = sampling in ("N", "C") and len(holders) > 1
@@ -291,7 +463,7 @@ class HybridSystem:
                         party=f"partition {partition}",
                         code="FK-BLOCK-DIFFERS",
                     )
-                if self.known.get(block, found) != found:
+                if self.options.fingerprints_.get(block, found) != found:
                     raise ProtocolError(
                         f"its landmarks of block {block!r} are not those of the model",
                         remedy="give it the state_dir or the landmark seed of the training run",
@@ -305,7 +477,9 @@ class HybridSystem:
         """Sum the distances, as many rows at a time as a message may hold."""
         wards = self.plan.wards
         largest = max(sum(w.total for w in wards.values() if p in w.centres) for p in self.parties)
-        parts = max(1, -(-largest * self.landmarks * self.options.distance_bits // 8 // _MESSAGE))
+        parts = max(
+            1, -(-largest * self.options.landmarks_ * self.options.distance_bits // 8 // _MESSAGE)
+        )
         steps = {h: -(-ward.total // parts) for h, ward in wards.items()}
         for number in range(parts):
             part = {}
@@ -320,10 +494,10 @@ class HybridSystem:
                 yield from self._sum_distances(part, once=not number)
 
     def _sum_distances(self, parts: dict[int, slice], *, once: bool) -> Steps:
-        options, m, plan = self.options, self.landmarks, self.plan
+        options, m, plan = self.options, self.options.landmarks_, self.plan
         pairs = once and options.penalty == "rkhs" and self.landmark_kernel is None
         spread = self.tunes and "everybody" in self.cohorts and self.mean_distance is None
-        counted = self.tunes and options.class_weight is not None and self.class_counts is None
+        counted = self.tunes and options.class_weight is not None and not self.class_counts.size
         counted = counted and len(plan.hospitals) > 1
         asked = {p for h in parts for p in plan.wards[h].rows}
         asked |= set(plan.parties) if pairs and m > 1 else set()
@@ -353,7 +527,7 @@ class HybridSystem:
         if pairs:
             square = np.zeros((m, m))
             square[np.triu_indices(m, 1)] = totals.get(wire.PAIRS, ())
-            self.landmark_kernel = kernel_from_distances(square + square.T, self.gammas)
+            self.landmark_kernel = kernel_from_distances(square + square.T, options.gammas_)
 
     def _how(self, partition: int) -> dict[str, Any]:
         """Return all that a party must know to draw its landmarks and make its kernel."""
@@ -366,17 +540,17 @@ class HybridSystem:
             "kernel": options.kernel,
             "basis": options.basis,
             "sampling": self.plan.sampling(party.block, options.chosen_sampling),
-            "landmarks": self.landmarks,
+            "landmarks": options.landmarks_,
             "seed_from": seed_from,
             "lasting": bool(party.features) and not party.seeded and self._agreed(party.block),
             "holders": max(1, len(holders)),
             "alike": self.plan.alike,
-            "model": self.model_of[0],
-            "model_round": self.model_of[1],
-            "save_as": 0 if self.model_of[0] else KEPT,
+            "model": options.model_of[0],
+            "model_round": options.model_of[1],
+            "save_as": 0 if options.model_of[0] else KEPT,
             "landmark_pairs": bool(party.features) and holders[:1] == (partition,),
             "keep_training": options.chosen_solver == "cg",
-            "fixed_gammas": self.gammas,
+            "fixed_gammas": options.gammas_,
             "moments": self._moments.get(party.block, _NOTHING),
             "sealed_seed": sealed,
         }
@@ -424,9 +598,7 @@ class HybridSystem:
         alone = len(hospitals) == 1
         if alone and options.budget is not None:  # nobody would add noise besides
             raise OptionError(
-                "privacy_epsilon is for sums of several hospitals",
-                remedy="let more take part",
-                code="FK-BUDGET-ALONE",
+                "privacy_epsilon is for sums of several hospitals", code="FK-BUDGET-ALONE"
             )
         (spec,) = request.sum_specs(self.facts(hospitals[0]))
         ask = Ask(request, reply=reply, sums=[] if alone else [spec], among=hospitals)
@@ -472,3 +644,191 @@ class HybridSystem:
                 lost = error
                 yield from self._make_kernels()
         raise lost
+
+
+# -- solvers: the normal equations at once, or conjugate gradients, a product an exchange
+#
+# Width and lambda are chosen from normal equations of several widths and folds, in the same
+# exchanges.
+
+#: Of rounding errors: the worst held-out row against the mean; which are told of.
+_WORST, _TOLD = 50.0, 1e-3
+
+
+def solve_directly(system: HybridSystem, regularization: float) -> Steps:
+    """Sum the normal equations, solve them; return coefficients, shape (m, k), and metrics."""
+    gram, right = yield from system.equations()
+    if not system.deviation:
+        return (yield from solve_summed(system, gram, right, regularization))
+    gram, regularization = regularize(gram, regularization, system.deviation)
+    coefficients, metrics = yield from solve_summed(system, gram, right, regularization)
+    return coefficients, {**metrics, "regularization": regularization}
+
+
+def solve_summed(system: HybridSystem, gram: Floats, right: Floats, regularization: float) -> Steps:
+    """Solve normal equations that are summed; return coefficients, shape (m, k), and metrics."""
+    system.gram, pairs = gram, system.landmark_kernel
+    with part("train"):
+        coefficients = solve_equations(gram, right, regularization, pairs)
+    rest = right - regularized(gram, regularization, pairs) @ coefficients
+    lengths = np.linalg.norm(right, axis=0)
+    residuals = np.linalg.norm(rest, axis=0) / np.where(lengths > 0.0, lengths, 1.0)
+    if pairs is None and (error := rounding_error(system, gram, coefficients, regularization)):
+        logger.warning(
+            "lambda %.1g is lost in the rounding of the sums: predictions may be off by %.1g; use "
+            "a larger regularization",
+            regularization,
+            error,
+        )
+    row = _row(system, residuals, (rest**2).sum(0))
+    yield Round(1, row)
+    return coefficients, {"iterations": 0, "residual": row["residual"]}
+
+
+def rounding_error(
+    system: HybridSystem, gram: Floats, coefficients: Floats, regularization: float
+) -> float:
+    """Return about how far predictions are from those of exact sums; 0 below what is told.
+
+    Every number of K^T K is off by some 1e-16 of the largest, E, and the coefficients c by
+    (K^T K + lambda I)^-1 E c. The mean over the training rows, times what the worst of held-out
+    ones was seen to be off.
+    """
+    rows = system.plan.training_rows
+    error = _WORST * np.finfo(np.float64).eps / 2.0 * float(gram.max(initial=0.0))
+    error *= math.sqrt(1.0 + float((coefficients**2).sum()))
+    if error * math.sqrt(len(gram) / (4.0 * regularization * rows)) < _TOLD:  # no more than this
+        return 0.0
+    values = np.maximum(np.linalg.eigvalsh(gram), 0.0)
+    error *= math.sqrt(float((values / (values + regularization) ** 2).sum()) / rows)
+    return error if error >= _TOLD else 0.0
+
+
+def iterate(
+    system: HybridSystem,
+    start: Floats,
+    probes: Floats,
+    most: int,
+    saved: Arrays,
+    save: Callable[[Arrays], Save],
+) -> Steps:
+    """Run conjugate gradients; return coefficients and metrics.
+
+    Parameters
+    ----------
+    system : HybridSystem
+        Makes the products.
+    start : ndarray, shape (m, k)
+        Where to start.
+    probes : ndarray, shape (m, r)
+        Directions whose products make the preconditioner, none without.
+    most : int
+        Most iterations.
+    saved : dict
+        Arrays of the checkpoint of a run that broke off, else empty.
+    save : callable
+        Returns the step that keeps arrays.
+
+    Returns
+    -------
+    ndarray, shape (m, k)
+        The coefficients.
+    dict
+        Iterations and residual.
+    """
+    pairs, regularization = system.landmark_kernel, system.options.regularization_
+
+    def shifted(product: Floats, p: Floats) -> Floats:
+        return product + regularization * (p if pairs is None else pairs @ p)
+
+    begun, options = dict(saved), dict[str, Any](saved=saved)
+    if not saved:  # one exchange, in which a start of zero needs no product
+        moved, rank = start if start.any() else start[:, :0], probes.shape[1]
+        both = np.hstack([probes, moved])
+        begun["right"], products = yield from system.products(both, labels=True)
+        if rank:
+            begun |= {"sketch": products[:, :rank], "probes": probes}
+        if moved.size:
+            options["start"] = start, shifted(products[:, rank:], start)
+    kept: Arrays = {name: begun[name] for name in ("right", "sketch", "probes") if name in begun}
+    kept |= {} if pairs is None else {"landmark_kernel": pairs}
+    if "sketch" in begun:
+        options["precondition"] = NystromPreconditioner(
+            begun["sketch"], begun["probes"], regularization
+        )
+    solver = ConjugateGradient(begun["right"], tolerance=system.options.tolerance, **options)
+    state = solver.state
+    while state.iteration < most and solver.active.any():
+        p = solver.direction
+        solver.take(shifted((yield from system.products(p))[1], p))
+        row = _row(system, solver.residuals, state.squared[-1])
+        yield Round(state.iteration, row, save=save({**state.arrays(), **kept}))
+    if not state.iteration:
+        yield Round(0, _row(system, solver.residuals, state.squared[-1]))
+    residual = float(solver.residuals.max())
+    remedy = "use a larger regularization, a larger preconditioner_rank or solver normal-equations"
+    reached = bool(solver.reached.all())
+    ended = iterations_ended(state.iteration, reached, f"residual {residual:.1e}", remedy)
+    return state.x, {**ended, "residual": residual}
+
+
+def tune_and_solve(system: HybridSystem) -> Steps:
+    """Sum the equations of several widths and folds, choose, solve.
+
+    Returns
+    -------
+    ndarray, shape (m, k)
+        The coefficients.
+    dict
+        Metrics.
+    dict
+        What was tried and chosen, as plain values for a result file.
+    """
+    options, labels, plan = system.options, system.labels, system.plan
+    taken, m, rows = system.sums or plan_sums(system), options.landmarks_, plan.training_rows
+    # where no mean distance is summed: that of rows uniform in the declared ranges
+    bound = sum(
+        system.parties[holders[0]].bound(options.kernel) for holders in plan.blocks.values()
+    )
+    uniform = bound / (6.0 if options.kernel == "rbf" else 3.0)
+    # the last digits are those of the nodes' processors: engines take the same widths
+    distance = float(f"{system.mean_distance or uniform or 1.0:.12g}")
+    gammas = np.array(taken.known) if taken.known else widths_around(distance, taken.widths)
+    if options.gamma is not None:
+        gammas = np.array([options.gamma])
+    lambdas = rows * (LAMBDAS if labels.classes else LAMBDAS_OF_NUMBERS)
+    if options.regularization is not None:
+        lambdas = np.array([options.regularization])
+    widths = of_landmarks(options, gammas)
+    sums = yield from system.equations(widths, taken.folds)
+    progress(f"choosing width and lambda, {len(widths)} x {len(lambdas)} candidates")
+    with part("train"):
+        found = choose(sums, lambdas, rows, numbers=not labels.classes)
+    gamma, weight = float(gammas[found.width]), float(lambdas[found.weight])
+    tuned = {
+        "by": f"{taken.folds} folds" if taken.folds > 1 else "generalised cross-validation",
+        "why": taken.why,
+        "gammas": gammas.tolist(),
+        "regularizations": lambdas.tolist(),
+        "gamma": gamma,
+        "regularization": weight,
+        "error": float(found.errors[found.width, found.weight]),
+        "numbers": tuning_length(m, labels.outputs, taken.folds, len(gammas)),
+    }
+    logger.info("by %s: gamma %.3g, lambda %.3g (%s)", tuned["by"], gamma, weight, taken.why)
+    gram, right = sums.gram[:, found.width].sum(0), sums.right[:, found.width].sum(0)
+    coefficients, metrics = yield from solve_summed(system, gram, right, weight)
+    return coefficients, {**metrics, "gamma": gamma, "regularization": weight}, tuned
+
+
+def of_landmarks(options: FedCG, gammas: Floats) -> Floats:
+    """Return the widths of the landmarks, shape (w, m), one for all, (w, 1), where it is given."""
+    return gammas[:, None] if options.gamma is not None else spread(gammas, options.landmarks_)
+
+
+def _row(system: HybridSystem, residuals: Floats, squared: Floats) -> dict[str, Any]:
+    return {
+        "residual": float(np.max(residuals)),
+        "squared_residual": float(np.sum(squared)),
+        "survivors": len(system.plan.parties),
+    }

@@ -66,9 +66,7 @@ class KernelPCA(PrivateMethod):
         width = 2 * features
         if self.components > width:
             raise OptionError(
-                f"{self.components} components of {width} features",
-                remedy="ask for fewer",
-                code="FK-COMPONENTS-MANY",
+                f"{self.components} components of {width} features", code="FK-COMPONENTS-MANY"
             )
         bandwidth = float(np.sqrt(columns / 2.0)) if self.bandwidth is None else self.bandwidth
         kernel = {"bandwidth": bandwidth, "features": features, "seed": self.run_seed}

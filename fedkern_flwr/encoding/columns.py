@@ -570,9 +570,7 @@ class Number:
             scale = "rank"
         if scale in ("standard", "range") and large:
             raise TableError(
-                f"column {name!r} has values beyond {_LARGEST:g}",
-                remedy="scale it by rank",
-                code="FK-VALUES-LARGE",
+                f"column {name!r} has values beyond {_LARGEST:g}", code="FK-VALUES-LARGE"
             )
         if scale != "rank" and facts.knots:  # of a few rows the knots are all their values
             facts = replace(facts, knots=(facts.least, facts.greatest))

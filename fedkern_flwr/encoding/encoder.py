@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from ..checkpoint import write_atomically
 from ..errors import OptionError, TableError
 from ..plain_text import read_json
-from ..tables.dialect import shortened
-from ..tables.table import Kind, Note, Table, how_many, listing
+from ..tables.table import Kind, Note, Table, how_many, listing, shortened
 from .columns import (
     MIN_ROWS,
     Categories,
@@ -250,11 +249,7 @@ class Encoder:
             _refuse_empty(table)
         encoder = cls(tuple(found))
         if table.columns and not encoder.outputs:
-            raise TableError(
-                "every feature column is constant",
-                remedy="add columns that vary",
-                code="FK-COLUMNS-CONSTANT",
-            )
+            raise TableError("every feature column is constant", code="FK-COLUMNS-CONSTANT")
         return encoder
 
     @property
@@ -474,7 +469,6 @@ def _refuse_empty(table: Table) -> None:
         raise TableError(
             f"column {names[int(np.argmax(empty))]!r} is empty in all training rows"
             + (f" ({int(empty.sum())} columns are)" if empty.sum() > 1 else ""),
-            remedy="leave it out",
             code="FK-COLUMN-EMPTY",
         )
 
@@ -527,9 +521,7 @@ class KeptEncoder:
             write_atomically(path, text.encode(), private=True)
         except OSError:
             raise TableError(
-                "the file of the encoder cannot be written",
-                remedy="name one in a folder of this user",
-                code="FK-FILE-WRITE",
+                "the file of the encoder cannot be written", code="FK-FILE-WRITE"
             ) from None
 
     @classmethod
@@ -545,9 +537,7 @@ class KeptEncoder:
             values = read_json(path.read_text())
         except (OSError, ValueError):
             raise TableError(
-                "the file of the encoder cannot be read",
-                remedy="name that of the earlier run",
-                code="FK-FILE-READ",
+                "the file of the encoder cannot be read", code="FK-FILE-READ"
             ) from None
         encoder = Encoder.from_dict(values)
         return cls(encoder, str(values.get("mark", "")))

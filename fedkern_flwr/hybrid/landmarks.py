@@ -91,7 +91,8 @@ def _pulled_back(points: Floats, ranges: Floats) -> Floats:
     """Return points, those outside the ball through the corners of the ranges moved onto it."""
     away = points - ranges.mean(axis=1)
     radius = math.hypot(*(ranges[:, 1] - ranges[:, 0])) / 2.0
-    far = np.maximum(np.linalg.norm(away, axis=1, keepdims=True) / (radius or 1.0), 1.0)
+    # in units of the radius: squares of tiny distances would vanish
+    far = np.maximum(np.linalg.norm(away / (radius or 1.0), axis=1, keepdims=True), 1.0)
     return np.asarray(ranges.mean(axis=1) + away / far)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..exchange import SumSpec, one_party
@@ -22,8 +23,7 @@ from ..judging.figures import OUTCOMES, Yardstick, outcomes_release
 from ..plain_text import read_json
 from ..privacy import Budget
 from ..secure_sum import Encoding
-from ..solvers.equations import equations_length
-from ..solvers.tuning_sums import MOST_WIDTHS, tuning_length
+from ..solvers.equations import MOST_WIDTHS, equations_length, tuning_length
 from ..table_parties import TableReply
 from ..wire.message import Message, array, arrays
 from .fourier import CIRCLE, EQUATIONS, equations_release
@@ -115,6 +115,10 @@ class HybridDescribeReply(TableReply):
     fold_rows: int = 0  # least number of its training rows in a fold
     fold_sum_rows: int = 0  # the same of all hospitals' rows
 
+    def bound(self, kernel: str) -> float:
+        """Return the largest distance of a kernel within the declared ranges."""
+        return self.square_bound if kernel == "rbf" else self.absolute_bound
+
     def secret_digest(self, holders: int) -> str:
         """Return the digest of its secret of a block of so many holders; empty without one."""
         if self.seeded:
@@ -162,10 +166,18 @@ class RowsRequest(HybridRequest):
     stops: Index = array("hospitals", dtype="index")
 
     @property
-    def parts(self) -> list[tuple[int, int, int, int]]:
-        """Of each hospital: partition, training rows, first and last of the positions."""
+    def parts(self) -> list[tuple[int, int, int, int, Index]]:
+        """Of each hospital: partition, training rows, first and last position, and its rows."""
         columns = (self.hospitals, self.trains, self.starts, self.stops)
-        return list(zip(*(column.tolist() for column in columns), strict=True))
+        rows: tuple[Index, ...] = self.rows  # type: ignore[attr-defined]  # the last field
+        return list(zip(*(column.tolist() for column in columns), rows, strict=True))
+
+    @property
+    def training_positions(self) -> Index:
+        """The positions of all training rows that it names and the receiver holds."""
+        named = [rows[:train] for _, train, *_, rows in self.parts]
+        positions = np.concatenate([np.zeros(0, np.int32), *named])
+        return positions[positions >= 0]
 
 
 class MomentsRequest(RowsRequest, phase="hybrid-moments"):
@@ -240,7 +252,7 @@ class DistancesRequest(KernelRequest, RowsRequest, phase="hybrid-distances"):
         m, far, found = self.landmarks, facts.distance, list[SumSpec]()
         circle: dict[str, Any] = {"encoding": CIRCLE, "wider": False}
         phases = self.basis == "fourier"  # half as many as features
-        for hospital, train, start, stop in self.parts:
+        for hospital, train, start, stop, _ in self.parts:
             if start == stop:  # it makes its kernel alone
                 continue
             whole = distances_sum(hospital, start, train)

@@ -184,11 +184,7 @@ def match_rows(
         Nobody has rows to predict, rows do not meet, or a party would be shown.
     """
     if predict and not any(p.role == HOSPITAL and p.test_rows for p in parties):
-        raise TableError(
-            "no hospital holds rows to predict",
-            remedy="name test-data in the --node-config of those that shall predict",
-            code="FK-TEST-NONE",
-        )
+        raise TableError("no hospital holds rows to predict", code="FK-TEST-NONE")
     plan = make_plan(parties, missing, predict=predict)
     check_alone(plan, parties, allow_single=allow_single)
     for h, ward in plan.wards.items():
@@ -222,7 +218,6 @@ def summing_sets(plan: Plan, *, penalty: str, tunes: bool = False) -> dict[str, 
     if penalty == "rkhs" and len(plan.parties) == 1:
         raise OptionError(
             "penalty rkhs sums distances between landmarks over the parties, and there is one",
-            remedy="use penalty ridge",
             code="FK-RKHS-ALONE",
         )
     if penalty == "rkhs" or (tunes and len(plan.parties) > 1):
@@ -254,10 +249,7 @@ def make_plan(
     centres = [p for p in parties if p.role == CENTRE]
     if not hospitals:
         raise CohortError(
-            "there is no hospital: nobody has labels",
-            remedy="start at least one node with labels",
-            phase="describe",
-            code="FK-LABELS-NOBODY",
+            "there is no hospital: nobody has labels", phase="describe", code="FK-LABELS-NOBODY"
         )
     _check_blocks(parties)
     check_labels(hospitals, "hospitals")
@@ -266,16 +258,10 @@ def make_plan(
         if party.features:
             blocks[party.block] = (*blocks.get(party.block, ()), party.partition)
     if not blocks:
-        raise TableError(
-            "no party has features",
-            remedy="give at least one a feature column",
-            code="FK-COLUMNS-NONE",
-        )
+        raise TableError("no party has features", code="FK-COLUMNS-NONE")
     wards = {h.partition: _admit(h, centres, blocks, missing, predict) for h in hospitals}
     if not predict and not any(ward.train for ward in wards.values()):
-        raise CohortError(
-            "there are no training rows", remedy="check tables and ids", code="FK-ROWS-NONE"
-        )
+        raise CohortError("there are no training rows", code="FK-ROWS-NONE")
     known = {p for ward in wards.values() for p in ward.rows}
     unknown = {}
     for centre in centres:
@@ -288,7 +274,6 @@ def make_plan(
             raise misfit(
                 centre.partition,
                 f"none of its {len(centre.ids)} ids belongs to a row of a hospital",
-                f"check its id column and {SAME_KEY}",
                 code="FK-IDS-APART",
             )
     return Plan(wards, {b: h for b, h in blocks.items() if known & set(h)}, unknown)
@@ -317,7 +302,6 @@ def check_alone(
                     centre,
                     f"it alone knows rows of partition {ward.partition}, which would learn its "
                     "distances, and it does not allow that",
-                    "let more centres take part, or set allow_single at this node",
                     code="FK-ALONE-REFUSED",
                 )
         return
@@ -360,7 +344,6 @@ def _admit(
             raise misfit(
                 centre.partition,
                 f"block {centre.block!r} of {twice} rows is held by another party as well",
-                "let one party hold a block of a row",
                 code="FK-BLOCK-TWICE",
             )
         if centre.features and here.any():
@@ -388,12 +371,7 @@ def _admit(
         keep &= complete
         lacking = {}
     if before and not keep.any():
-        raise misfit(
-            hospital.partition,
-            "every row lacks a block",
-            f"check the ids and {SAME_KEY}",
-            code="FK-IDS-APART",
-        )
+        raise misfit(hospital.partition, "every row lacks a block", code="FK-IDS-APART")
     kept = {p: positions[keep] for p, positions in rows.items()}
     kept = {p: v for p, v in kept.items() if p == hospital.partition or (v >= 0).any()}
     train = int(keep[: hospital.rows].sum())
@@ -413,7 +391,6 @@ def _check_blocks(parties: Sequence[HybridDescribeReply]) -> None:
                 party.partition,
                 f"its block {party.block!r} has {party.features} columns that differ from the "
                 f"{other.features} of partition {other.partition} in number, name or order",
-                "bring a block to the same columns everywhere, or name the blocks apart",
                 code="FK-COLUMNS-DIFFER",
             )
         bounds = {(p.square_bound, p.absolute_bound) for p in (party, other)}

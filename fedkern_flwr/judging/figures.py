@@ -390,9 +390,7 @@ class Calibration:
         sizes = (len(numbers) > 3, len(rest) == outputs * (2 if whole and whole[0] else 1))
         if not all(sizes) or not all(value.is_integer() for value in whole):
             raise CheckpointError(
-                "the calibration of the model is damaged",
-                remedy="run again",
-                code="FK-MODEL-DAMAGED",
+                "the calibration of the model is damaged", code="FK-MODEL-DAMAGED"
             )
         classes, bins, least = (int(value) for value in whole)
         if not classes:

@@ -30,17 +30,18 @@ class Judges(Method):
     """
 
     class_weight: Literal["balanced"] | None = option(
-        None,
-        "Balanced: rows of rare classes weigh more, n / (K n_c) for K classes of n_c rows, as "
-        "scikit-learn's: more of them are found, with more false alarms.",
+        None, "Balanced: rows of rare classes weigh more, n / (K n_c), as scikit-learn's."
     )
     level: float = option(
         0.9,
-        "Probability with which a predicted interval holds the label, or a set the class.",
+        "Probability with which a predicted interval or set holds the label.",
         above=0.0,
         below=1.0,
         of_model=False,
     )
+
+    #: Whether the other options of a method with ``class_weight`` allow it.
+    may_weigh: bool = True
 
     def _reset(self) -> None:
         super()._reset()
@@ -75,11 +76,6 @@ class Judges(Method):
             return FIND_RARE
         return "they need more rows"
 
-    @property
-    def may_weigh(self) -> bool:
-        """Whether the other options of a method with ``class_weight`` allow it."""
-        return True
-
     def check_weighted(self, classes: int) -> None:
         """Refuse weights where there are no classes.
 
@@ -88,11 +84,7 @@ class Judges(Method):
         OptionError
         """
         if self.class_weight and not classes:
-            raise OptionError(
-                "class_weight is for classes",
-                remedy="leave it out for numbers",
-                code="FK-WEIGHTS-NUMBERS",
-            )
+            raise OptionError("class_weight is for classes", code="FK-WEIGHTS-NUMBERS")
 
     def calibration_numbers(self) -> list[float]:
         """Return what turns outputs into probabilities and intervals, for the model."""

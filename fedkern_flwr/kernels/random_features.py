@@ -237,20 +237,11 @@ class FeatureMap:
         return z
 
 
-@lru_cache(maxsize=8)
-def feature_map(
-    bandwidths: bytes,
-    dimension: int,
-    features: int,
-    seed: int,
-    precision: Precision,
-    draw: FrequencyDraw,
-) -> FeatureMap:
-    """Return a :class:`FeatureMap`, cached per process."""
-    return FeatureMap(bandwidths, dimension, features, seed, precision, draw)
+#: The map of these arguments, made once in a process.
+feature_map = lru_cache(maxsize=8)(FeatureMap)
 
 
-# -- kernel functions and dictionaries of bandwidths
+# -- dictionaries of bandwidths
 
 
 def bandwidth_dictionary(kernels: int) -> Floats:
@@ -276,21 +267,3 @@ def bandwidth_dictionary(kernels: int) -> Floats:
         raise OptionError(f"kernels is {kernels}", remedy="use at least 1", code="FK-OPTION-RANGE")
     exponents = np.linspace(-2.0, 2.0, kernels) if kernels > 1 else np.zeros(1)
     return np.asarray(10.0**exponents)
-
-
-def gaussian_kernel(x: Floats, y: Floats, bandwidth: float) -> Floats:
-    """Return exp(-|x_i - y_j|^2 / (2 s^2)) for all pairs of rows.
-
-    Parameters
-    ----------
-    x, y : ndarray, shapes (n, d) and (m, d)
-        The rows.
-    bandwidth : float
-        The bandwidth s > 0, in the units of x.
-
-    Returns
-    -------
-    ndarray of float64, shape (n, m)
-    """
-    squared = (x**2).sum(1)[:, None] + (y**2).sum(1)[None, :] - 2.0 * x @ y.T
-    return np.asarray(np.exp(-np.maximum(squared, 0.0) / (2.0 * bandwidth**2)))

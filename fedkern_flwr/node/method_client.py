@@ -16,7 +16,7 @@ from ..guard import counting, refusal
 from ..guard.rows import OwnRows
 from ..secure_sum.membership import asked
 from ..steps import Sum, split
-from ..tables.arrow import take_frame
+from ..tables import take_frame
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
 from .client import Answer, Client, Handler

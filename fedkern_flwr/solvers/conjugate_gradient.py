@@ -2,8 +2,8 @@
 
 The matrix is known only through its products, the seam of the federated method: there each product
 is a secure sum over the hospitals, an exchange over the network. :class:`ConjugateGradient` says
-which product it wants next, and is given it; :func:`conjugate_gradient` has a function that
-multiplies.
+which product it wants next, and is given it. The preconditioner comes from one more product, with
+probe vectors: see :class:`NystromPreconditioner`.
 
 Solve A X = B, A symmetric positive definite (m, m), B (m, k). The numbers are the lines of the
 paper's Algorithm 1, where A = K^T K + lambda I, B = K^T y and k = 1; without preconditioner
@@ -12,7 +12,7 @@ z = r::
     r = b - A x                  54, 56    (x random in the paper, zero here unless given)
     z = P^-1 r;  p = z           55
     repeat                       59
-        q = A p                  60-63     one call of ``multiply`` for all columns
+        q = A p                  60-63     one product for all columns
         a = (r.z) / (p.q)        64, 67
         x = x + a p              68
         r = r - a q              70
@@ -28,6 +28,8 @@ References
 Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
 2024, Algorithm 1. Hestenes and Stiefel, "Methods of Conjugate Gradients for Solving Linear
 Systems", 1952. Saad, "Iterative Methods for Sparse Linear Systems", 2003, algorithm 9.1.
+Frangella, Tropp and Udell, "Randomized Nystrom Preconditioning", SIAM Journal on Matrix Analysis
+and Applications 44(2), 2023: Algorithm 2.1, equations 1.3 and 5.3.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import linalg
 
 from ..errors import CheckpointError, OptionError, ProtocolError
-
-__all__ = ["CGResult", "CGState", "ConjugateGradient", "conjugate_gradient"]
+from ..seeding import derive_seed
 
 Floats = NDArray[np.float64]
 
@@ -79,6 +81,13 @@ class CGState:
         return {name: value.copy() for name, value in vars(self).items()}
 
     @classmethod
+    def begin(cls, x: Floats, r: Floats, z: Floats) -> CGState:
+        """Return the state before the first iteration, of a start, its residual and P^-1 r."""
+        squared, rz = _finite(_dots(r, r), r.shape[1:], "the residual of the start"), _dots(r, z)
+        p = np.array(z, order="C")
+        return cls(x, r, p, rz, (rz <= 0.0) & (squared > 0.0), squared[None, :])
+
+    @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> CGState:
         """Read what :meth:`arrays` returned.
 
@@ -107,302 +116,144 @@ class CGState:
         return cls(x, r, p, rz, ended, squared)
 
 
-@dataclass(frozen=True, eq=False)
-class CGResult:
-    """What :func:`conjugate_gradient` found.
-
-    Attributes
-    ----------
-    x : ndarray, shape (m, k)
-        The solutions.
-    iterations : int
-        Number of iterations, those before a resumption included.
-    residuals : ndarray, shape (iterations + 1, k)
-        |r| / |b| at the start and after each iteration; 0 where b is 0. r is that of the
-        recursion: with inexact products the residual b - A x stays at their error.
-    squared : ndarray, shape (iterations + 1, k)
-        sum(r^2), on which the paper stops.
-    converged : bool
-        Whether every column has reached the tolerance.
-    """
-
-    x: Floats
-    iterations: int
-    residuals: Floats
-    squared: Floats
-    converged: bool
-
-
-def conjugate_gradient(
-    multiply: Callable[[Floats], Floats],
-    b: Floats,
-    *,
-    start: Floats | None = None,
-    start_product: Floats | None = None,
-    precondition: Callable[[Floats], Floats] | None = None,
-    tolerance: float = 1e-8,
-    max_iterations: int = 1000,
-    state: CGState | None = None,
-    on_iteration: Callable[[CGState, Floats], None] | None = None,
-) -> CGResult:
-    """Solve A X = B for a symmetric positive definite matrix A, see the top of this module.
-
-    Parameters
-    ----------
-    multiply : callable, (m, j) -> (m, j)
-        Returns A @ P for directions P. Called once per iteration with the j columns that have
-        not stopped, in the order of B. A column of P may be of any length; where products are
-        rounded to a fixed number of digits, scale it first.
-    b : ndarray, shape (m, k)
-        The right-hand sides. The solution of a column of zeros is zero, whatever the start.
-    start : ndarray, shape (m, k), or None (default: None)
-        Where to start; None starts at zero, which needs no product.
-    start_product : ndarray, shape (m, k), or None (default: None)
-        A @ start where it is known; else it is the first call of ``multiply``.
-    precondition : callable, (m, j) -> (m, j), or None (default: None)
-        Returns P^-1 R, P symmetric positive definite; called with the columns of ``multiply``.
-    tolerance : float (default: 1e-8)
-        A column stops at |r| <= tolerance * |b|.
-    max_iterations : int (default: 1000)
-        Most iterations, those before a resumption included.
-    state : CGState or None (default: None)
-        Go on from here, with the same b and matrix: the iterates are bit for bit those of a run
-        that never stopped. The state itself is not changed.
-    on_iteration : callable or None (default: None)
-        Called after each iteration with the state, which the next iteration changes in place,
-        and the relative residuals, shape (k,).
-
-    Returns
-    -------
-    CGResult
-        A column with p^T A p <= 0 (the matrix is not positive definite, or noise has taken over)
-        stays where it was before that step, and the result has not converged.
-
-    Raises
-    ------
-    OptionError
-        If the options do not fit together.
-    ProtocolError
-        If a product has another shape, or numbers that are not finite appear.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> a = np.array([[4.0, 1.0], [1.0, 3.0]])
-    >>> found = conjugate_gradient(lambda p: a @ p, np.array([[1.0], [2.0]]))
-    >>> found.x.round(4).ravel().tolist(), found.iterations
-    ([0.0909, 0.6364], 2)
-    """
-    if max_iterations < 0:
-        raise OptionError(
-            f"max_iterations is {max_iterations}", remedy="use at least 0", code="FK-OPTION-RANGE"
-        )
-    solver = ConjugateGradient(
-        b,
-        start=start,
-        start_product=start_product,
-        multiply=multiply,
-        precondition=precondition,
-        tolerance=tolerance,
-        state=state,
-    )
-    while solver.state.iteration < max_iterations and solver.active.any():
-        solver.take(multiply(solver.direction))
-        if on_iteration is not None:
-            on_iteration(solver.state, solver.residuals)
-    return solver.result()
-
-
 class ConjugateGradient:
     """Conjugate gradients from outside: give :meth:`take` the product with each ``direction``.
 
     Parameters
     ----------
-    b, start, start_product, precondition, tolerance, state
-        See :func:`conjugate_gradient`.
-    multiply : callable, optional
-        For the product with the start where that is not given.
+    b : ndarray, shape (m, k)
+        The right-hand sides. The solution of a column of zeros is zero, whatever the start.
+    start : (ndarray, ndarray), shapes (m, k), optional
+        Where to start, and A @ start; by default zero, which needs no product.
+    precondition : callable, (m, j) -> (m, j), optional
+        Returns P^-1 R, P symmetric positive definite; called with the columns that have not
+        stopped, a copy.
+    tolerance : float (default: 1e-8)
+        A column stops at |r| <= tolerance * |b|.
+    saved : mapping, optional
+        Go on from what :meth:`CGState.arrays` returned, with the same b and matrix: the iterates
+        are bit for bit those of a run that never stopped.
 
     Attributes
     ----------
     state : CGState
-        As it is now; changed in place.
-    active : ndarray of bool, shape (k,)
-        Columns that have not stopped.
-    direction : ndarray, shape (m, j)
-        P of the next product, a copy: the columns that have not stopped.
-    residuals : ndarray, shape (k,)
-        |r| / |b| as the recursion has it.
+        As it is now; changed in place. A column with p^T A p <= 0 (the matrix is not positive
+        definite, or noise has taken over) stays where it was before that step.
 
     Raises
     ------
     OptionError
-        If the options do not fit together.
+        The tolerance is negative, or shapes do not fit.
+    ProtocolError
+        Numbers that are not finite appear.
+    CheckpointError
+        What was saved is of another problem.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> a = np.array([[4.0, 1.0], [1.0, 3.0]])
+    >>> solver = ConjugateGradient(np.array([[1.0], [2.0]]))
+    >>> while solver.active.any():
+    ...     solver.take(a @ solver.direction)
+    >>> solver.state.x.round(4).ravel().tolist(), solver.state.iteration
+    ([0.0909, 0.6364], 2)
     """
 
     def __init__(
         self,
         b: Floats,
         *,
-        start: Floats | None = None,
-        start_product: Floats | None = None,
-        multiply: Callable[[Floats], Floats] | None = None,
-        precondition: Callable[[Floats], Floats] | None = None,
+        start: tuple[Floats, Floats] | None = None,
+        precondition: Callable[[Floats], Floats] = np.asarray,
         tolerance: float = 1e-8,
-        state: CGState | None = None,
+        saved: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         if not tolerance >= 0.0:
-            raise OptionError(
-                f"tolerance is {tolerance}",
-                remedy="use a number that is not negative",
-                code="FK-OPTION-RANGE",
-            )
-        if start_product is not None and start is None:
-            raise OptionError(
-                "start_product is given without start", remedy="give both", code="FK-OPTION-PARTNER"
-            )
-        if state is not None and start is not None:
-            raise OptionError(
-                "state and start are both given",
-                remedy="give one of them",
-                code="FK-OPTION-PARTNER",
-            )
-        if b.ndim != 2:
-            raise OptionError(
-                f"b has {b.ndim} dimensions",
-                remedy="give a matrix of columns",
-                code="FK-SHAPE-DIFFERS",
-            )
+            problem, remedy = f"tolerance is {tolerance}", "use a number that is not negative"
+            raise OptionError(problem, remedy=remedy, code="FK-OPTION-RANGE")
+        if b.ndim != 2 or (start is not None and start[0].shape != b.shape):
+            problem = f"b has {b.ndim} dimensions, or the start another shape than b"
+            remedy = "give matrices of columns"
+            raise OptionError(problem, remedy=remedy, code="FK-SHAPE-DIFFERS")
         b = _finite(b, b.shape, "the right-hand side")
         self._lengths, self._tolerance = np.sqrt(_dots(b, b)), tolerance
         self._precondition = precondition
-        if state is None:
-            self.state = _start(multiply, b, start, start_product, precondition)
-        elif state.x.shape != b.shape:
-            raise CheckpointError(
-                f"the state is of a problem of shape {state.x.shape}, not {b.shape}",
-                remedy="start anew",
-                code="FK-CHECKPOINT-OTHER",
-            )
-        else:
-            self.state = CGState.from_arrays(state.arrays())
+        if saved:
+            self.state = CGState.from_arrays(saved)
+            if self.state.x.shape != b.shape:
+                raise CheckpointError(
+                    f"the state is of a problem of shape {self.state.x.shape}, not {b.shape}",
+                    code="FK-CHECKPOINT-OTHER",
+                )
+            return
+        x, r, nonzero = np.zeros(b.shape), b.copy(), b.any(axis=0)
+        if start is not None:
+            x[:, nonzero] = _finite(start[0], b.shape, "the start")[:, nonzero]
+            r[:, nonzero] -= _finite(start[1], b.shape, "the product with the start")[:, nonzero]
+        self.state = CGState.begin(x, r, _finite(precondition(r.copy()), b.shape, "P^-1 r"))
 
     @property
     def active(self) -> NDArray[np.bool_]:
-        """Columns that have not stopped."""
-        return ~self._reached & ~self.state.ended
+        """Columns that have not stopped, shape (k,)."""
+        return ~self.reached & ~self.state.ended
 
     @property
     def direction(self) -> Floats:
-        """P of the next product."""
+        """P of the next product, (m, j), a copy: of the columns that have not stopped.
+
+        Its columns are of any length; where products are rounded to a fixed number of digits, scale
+        them first.
+        """
         return np.array(self.state.p[:, self.active], order="C")
 
     @property
     def residuals(self) -> Floats:
-        """Return |r| / |b| of each column, shape (k,)."""
-        return _relative(self.state.squared[-1], self._lengths)
+        """Return |r| / |b| of each column, (k,), 0 where b is 0; r is that of the recursion."""
+        lengths = np.where(self._lengths > 0.0, self._lengths, 1.0)
+        return np.asarray(np.sqrt(self.state.squared[-1]) / lengths)
+
+    @property
+    def reached(self) -> NDArray[np.bool_]:
+        """Columns that have reached the tolerance, shape (k,)."""
+        return np.asarray(np.sqrt(self.state.squared[-1]) <= self._tolerance * self._lengths)
 
     def take(self, product: Floats) -> None:
-        """Do one iteration with A @ ``direction``.
+        """Do one iteration of the active columns with A @ ``direction``.
 
         Raises
         ------
         ProtocolError
             The product has another shape, or numbers that are not finite appear.
         """
-        _iterate(self.state, self.active, product, self._precondition)
-
-    def result(self) -> CGResult:
-        """Return what has been found so far."""
-        return CGResult(
-            x=self.state.x,
-            iterations=self.state.iteration,
-            residuals=_relative(self.state.squared, self._lengths),
-            squared=self.state.squared,
-            converged=bool(self._reached.all()),
-        )
-
-    @property
-    def _reached(self) -> NDArray[np.bool_]:
-        return np.asarray(np.sqrt(self.state.squared[-1]) <= self._tolerance * self._lengths)
-
-
-def _start(
-    multiply: Callable[[Floats], Floats] | None,
-    b: Floats,
-    start: Floats | None,
-    start_product: Floats | None,
-    precondition: Callable[[Floats], Floats] | None,
-) -> CGState:
-    """Return the state before the first iteration."""
-    x, r = np.zeros(b.shape), b.copy()
-    nonzero = b.any(axis=0)
-    if start is not None and nonzero.any():
-        if start.shape != b.shape:
-            raise OptionError(
-                f"start has shape {start.shape}",
-                remedy=f"give one of shape {b.shape}",
-                code="FK-SHAPE-DIFFERS",
-            )
-        x[:, nonzero] = _finite(start, b.shape, "the start")[:, nonzero]
-        if start_product is None:
-            if multiply is None:
-                raise OptionError(
-                    "start is given without start_product",
-                    remedy="give both",
-                    code="FK-OPTION-PARTNER",
-                )
-            shape = (len(b), int(nonzero.sum()))
-            product = _finite(multiply(x[:, nonzero]), shape, "the product with the start")
-        else:
-            product = _finite(start_product, b.shape, "the product with the start")[:, nonzero]
-        r[:, nonzero] -= product
-    squared = _finite(_dots(r, r), b.shape[1:], "the residual of the start")
-    z = r if precondition is None else _finite(precondition(r.copy()), b.shape, "P^-1 r")
-    rz = _dots(r, z)
-    p = np.array(z, order="C")
-    return CGState(x, r, p, rz, (rz <= 0.0) & (squared > 0.0), squared[None, :])
-
-
-def _iterate(
-    state: CGState,
-    active: NDArray[np.bool_],
-    product: Floats,
-    precondition: Callable[[Floats], Floats] | None,
-) -> None:
-    """Do one iteration of the active columns, in place."""
-    here = f"of iteration {state.iteration + 1}"
-    columns = np.flatnonzero(active)
-    p = state.p[:, columns]
-    q = _finite(product, p.shape, f"the product {here}")
-    with np.errstate(over="ignore", invalid="ignore"):
-        curvature = _finite(_dots(p, q), columns.shape, f"p^T A p {here}")
-        positive = curvature > 0.0
-        state.ended[columns[~positive]] = True
-        columns, p, q = columns[positive], p[:, positive], q[:, positive]
-        a = state.rz[columns] / curvature[positive]
-        state.x[:, columns] += a * p
-        state.r[:, columns] -= a * q
-        squared = _finite(_dots(state.r, state.r), state.rz.shape, f"the residual {here}")
-        state.squared = np.vstack([state.squared, squared])
-        if not columns.size:
-            return
-        r = state.r[:, columns]
-        z = r if precondition is None else _finite(precondition(r.copy()), r.shape, "P^-1 r")
-        rz = _finite(_dots(r, z), columns.shape, f"the residual {here}")
-        state.p[:, columns] = z + rz / state.rz[columns] * p
-    state.rz[columns] = rz
-    state.ended[columns] = (rz <= 0.0) & (squared[columns] > 0.0)
+        state, here = self.state, f"of iteration {self.state.iteration + 1}"
+        columns = np.flatnonzero(self.active)
+        p = state.p[:, columns]
+        q = _finite(product, p.shape, f"the product {here}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            curvature = _finite(_dots(p, q), columns.shape, f"p^T A p {here}")
+            positive = curvature > 0.0
+            state.ended[columns[~positive]] = True
+            columns, p, q = columns[positive], p[:, positive], q[:, positive]
+            a = state.rz[columns] / curvature[positive]
+            state.x[:, columns] += a * p
+            state.r[:, columns] -= a * q
+            squared = _finite(_dots(state.r, state.r), state.rz.shape, f"the residual {here}")
+            state.squared = np.vstack([state.squared, squared])
+            if not columns.size:
+                return
+            r = state.r[:, columns]
+            z = _finite(self._precondition(r.copy()), r.shape, "P^-1 r")
+            rz = _finite(_dots(r, z), columns.shape, f"the residual {here}")
+            state.p[:, columns] = z + rz / state.rz[columns] * p
+        state.rz[columns] = rz
+        state.ended[columns] = (rz <= 0.0) & (squared[columns] > 0.0)
 
 
 def _dots(a: Floats, b: Floats) -> Floats:
     """Return the dot product of each pair of columns, (k,)."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(np.einsum("ij,ij->j", a, b))
-
-
-def _relative(squared: Floats, lengths: Floats) -> Floats:
-    return np.sqrt(squared) / np.where(lengths > 0.0, lengths, 1.0)
 
 
 def _finite(values: Floats, shape: tuple[int, ...], what: str) -> Floats:
@@ -423,7 +274,127 @@ def _finite(values: Floats, shape: tuple[int, ...], what: str) -> Floats:
 
 def _damaged() -> CheckpointError:
     return CheckpointError(
-        "this is no state of a conjugate gradient run",
-        remedy="start anew",
-        code="FK-CHECKPOINT-DAMAGED",
+        "this is no state of a conjugate gradient run", code="FK-CHECKPOINT-DAMAGED"
     )
+
+
+# -- a randomised Nystrom preconditioner of K^T K + lambda I, from one product with probe vectors
+#
+# With orthonormal probes Omega, (m, s), and the sketch Y = K^T K Omega, the Nystrom approximation
+# Y (Omega^T Y)^-1 Y^T = U diag(l) U^T has the large eigenvalues of K^T K. The preconditioner
+# divides by them on the span of U and leaves the rest alone, so that with s a little above the
+# effective dimension of K^T K a few iterations remain. In the federated method the sketch is one
+# secure sum over the hospitals and all else is local.
+
+
+def probe_vectors(m: int, rank: int, seed: int) -> Floats:
+    """Return orthonormal probe vectors with a uniformly random span.
+
+    Parameters
+    ----------
+    m : int
+        Number of unknowns.
+    rank : int
+        Number of probe vectors; more than m are of no use.
+    seed : int
+        Seed of the Gaussian draw. Everybody with the seed gets the same vectors, up to rounding.
+
+    Returns
+    -------
+    ndarray of float64, shape (m, min(m, rank))
+
+    Raises
+    ------
+    OptionError
+        If m or rank is less than 1.
+    """
+    if m < 1 or rank < 1:
+        raise OptionError(
+            f"{rank} probe vectors of length {m}",
+            remedy="use at least 1 of each",
+            code="FK-OPTION-RANGE",
+        )
+    rng = np.random.default_rng(derive_seed(seed, "probes"))
+    q, r = np.linalg.qr(rng.standard_normal((m, min(m, rank))))
+    signs = np.where(np.diagonal(r) < 0.0, -1.0, 1.0)  # libraries differ in the signs they choose
+    return np.asarray(q * signs)
+
+
+class NystromPreconditioner:
+    """The map R -> P^-1 R, symmetric and positive definite for every sketch.
+
+    P = U (diag(l) + lambda I) U^T / (l_s + lambda) + (I - U U^T), l_1 >= ... >= l_s >= 0.
+
+    Parameters
+    ----------
+    sketch : ndarray, shape (m, s)
+        K^T K @ probes. It may be rounded; how much is seen from the asymmetry of
+        probes^T @ sketch, and eigenvalues below that are taken for zero.
+    probes : ndarray, shape (m, s)
+        From :func:`probe_vectors`.
+    regularization : float
+        lambda > 0 of the system to solve.
+
+    Attributes
+    ----------
+    eigenvalues : ndarray, shape (s,)
+        l, estimates (from below) of the largest eigenvalues of K^T K, descending. Fewer where
+        the sketch is only noise beyond them.
+    basis : ndarray, shape (m, s)
+        U, orthonormal columns.
+
+    Raises
+    ------
+    OptionError
+        If the regularization is not positive.
+    ProtocolError
+        If the sketch has another shape than the probes, or NaN or infinite entries.
+    """
+
+    def __init__(self, sketch: Floats, probes: Floats, regularization: float) -> None:
+        if not regularization > 0.0:
+            raise OptionError(
+                f"regularization is {regularization}",
+                remedy="use a positive number",
+                code="FK-OPTION-RANGE",
+            )
+        if sketch.shape != probes.shape:
+            raise ProtocolError(
+                f"the sketch has shape {sketch.shape} instead of {probes.shape}",
+                code="FK-MESSAGE-SHAPE",
+            )
+        if not np.isfinite(sketch).all():
+            raise ProtocolError("the sketch has NaN or infinite entries", code="FK-MESSAGE-FINITE")
+        self.eigenvalues, self.basis = _nystrom(sketch, probes)
+        smallest = self.eigenvalues[-1:].sum()  # 0 if there are none
+        self._gains = (smallest + regularization) / (self.eigenvalues + regularization)
+
+    def __call__(self, residuals: Floats) -> Floats:
+        """Return P^-1 R, shape (m, k), for residuals R, shape (m, k)."""
+        projected = self.basis.T @ residuals
+        scaled = self._gains[:, None] * projected
+        return np.asarray(self.basis @ scaled + (residuals - self.basis @ projected))
+
+
+def _nystrom(sketch: Floats, probes: Floats) -> tuple[Floats, Floats]:
+    """Return the eigenvalues, (s,), and eigenvectors, (m, s), of the approximation.
+
+    Algorithm 2.1, with two guards against rounding of the sketch: the shift is at least the
+    asymmetry of the core, and a core that is not positive definite even so is cut.
+    """
+    core = probes.T @ sketch
+    asymmetry = float(np.linalg.norm(core - core.T))
+    epsilon = float(np.finfo(np.float64).eps)
+    shift = max(np.sqrt(len(sketch)) * epsilon * float(np.linalg.norm(sketch)), asymmetry)
+    shifted = sketch + shift * probes
+    core = probes.T @ shifted
+    core = (core + core.T) / 2.0
+    try:
+        lower = linalg.cholesky(core, lower=True)
+        root = linalg.solve_triangular(lower, shifted.T, lower=True).T
+    except linalg.LinAlgError:
+        weights, vectors = np.linalg.eigh(core)
+        keep = weights > shift + max(-weights[0], 0.0)
+        root = (shifted @ vectors[:, keep]) / np.sqrt(weights[keep])
+    basis, singular, _ = np.linalg.svd(root, full_matrices=False)
+    return np.maximum(singular**2 - shift, 0.0), basis

@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, ProtocolError
 from .local_solvers import LOSSES, Loss, total_loss
-from .logistic import expit
+from .losses import expit
 
 __all__ = ["LOSSES", "LabelOwner", "Loss", "Optimum", "objective", "restricted_optimum", "visit"]
 
@@ -299,7 +299,6 @@ class LabelOwner:
         if loss != "squared" and not signs:
             raise OptionError(
                 f"the {loss} loss got targets other than -1 and 1, or one class alone",
-                remedy="use targets of both classes",
                 code="FK-LOSS-CLASSES",
             )
         n, k = targets.shape

@@ -1,11 +1,20 @@
-"""The normal equations as one vector, as nodes sum them."""
+"""The normal equations as one vector, as hospitals sum them: of a width, or of widths and folds."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.product import kernel_from_distances
+
 Floats = NDArray[np.float64]
+
+#: Most widths and folds that a hospital answers for.
+MOST_WIDTHS, MOST_FOLDS = 9, 5
+#: Factors of the width of one landmark after the other, over and over.
+SPREAD = (0.5, 2.0)
 
 
 def pack_equations(gram: Floats, right: Floats) -> Floats:
@@ -26,3 +35,85 @@ def unpack_equations(vector: Floats, landmarks: int, outputs: int) -> tuple[Floa
 def equations_length(landmarks: int, outputs: int) -> int:
     """Return how many numbers :func:`pack_equations` makes."""
     return landmarks * (landmarks + 1) // 2 + landmarks * outputs
+
+
+def spread(gammas: Floats, landmarks: int) -> Floats:
+    """Return the widths of each landmark, half and double ``gammas`` in turn, shape (w, m).
+
+    One width has every landmark see the rows at one scale: with two the same sums, of as many
+    numbers, hold two, and the width matters less.
+    """
+    return np.asarray(np.multiply.outer(gammas, np.resize(SPREAD, landmarks)))
+
+
+def tuning_length(landmarks: int, outputs: int, folds: int, widths: int) -> int:
+    """Return how many numbers the equations of all widths and folds have, y^T y included."""
+    return folds * (widths * equations_length(landmarks, outputs) + outputs)
+
+
+@dataclass
+class Equations:
+    """The normal equations of several widths and folds.
+
+    Attributes
+    ----------
+    gram : ndarray of float64, shape (folds, widths, m, m)
+        K^T K.
+    right : ndarray of float64, shape (folds, widths, m, k)
+        K^T y.
+    squares : ndarray of float64, shape (folds, k)
+        y^T y.
+    """
+
+    gram: Floats
+    right: Floats
+    squares: Floats
+
+    @classmethod
+    def zeros(cls, landmarks: int, outputs: int, folds: int, widths: int) -> Equations:
+        """Return the equations of no rows."""
+        shape = (folds, widths, landmarks)
+        gram, right = np.zeros((*shape, landmarks)), np.zeros((*shape, outputs))
+        return cls(gram, right, np.zeros((folds, outputs)))
+
+    def add(
+        self,
+        fold: int,
+        distances: Floats,
+        y: Floats,
+        gammas: Floats,
+        weights: Floats | None = None,
+    ) -> None:
+        """Add rows of a fold, by their distances, shape (n, m), and targets, shape (n, k).
+
+        ``gammas`` has shape (widths, 1), or (widths, m) with a width for each landmark; ``weights``
+        (n,) are those of the rows' squared errors.
+        """
+        root = None if weights is None else np.sqrt(weights)[:, None]
+        y = y if root is None else y * root
+        self.squares[fold] += (y**2).sum(0)
+        for w, gamma in enumerate(gammas):
+            kernel = kernel_from_distances(distances.copy(), gamma)
+            if root is not None:
+                kernel *= root
+            self.gram[fold, w] += kernel.T @ kernel
+            self.right[fold, w] += kernel.T @ y
+
+    def pack(self) -> Floats:
+        """Return them as one vector, as nodes sum them."""
+        parts = [self.squares.ravel()]
+        for grams, rights in zip(self.gram, self.right, strict=True):
+            parts += [pack_equations(g, r) for g, r in zip(grams, rights, strict=True)]
+        return np.concatenate(parts)
+
+    @classmethod
+    def unpack(
+        cls, vector: Floats, landmarks: int, outputs: int, folds: int, widths: int
+    ) -> Equations:
+        """Return what :meth:`pack` made a vector of."""
+        out = cls.zeros(landmarks, outputs, folds, widths)
+        out.squares[:] = vector[: folds * outputs].reshape(folds, outputs)
+        cells = vector[folds * outputs :].reshape(folds, widths, -1)
+        for f, w in np.ndindex(folds, widths):
+            out.gram[f, w], out.right[f, w] = unpack_equations(cells[f, w], landmarks, outputs)
+        return out

@@ -1,13 +1,20 @@
-"""Kernel regularised least squares on landmarks: the solution of the normal equations.
+"""Kernel least squares on landmarks: the normal equations solved, width and lambda chosen.
+
+With the equations of all rows of a width the choice is by generalised cross-validation, with those
+of each fold of the rows by the squared error of the rows that were held out: both in closed form.
 
 References
 ----------
 Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
-2024, equations 2.9 and 2.10.
+2024, equations 2.9 and 2.10. Golub, Heath and Wahba, "Generalized Cross-Validation as a Method for
+Choosing a Good Ridge Parameter", Technometrics 21(2), 1979. Kim and Gu, "Smoothing Spline Gaussian
+Regression: More Scalable Computation via Efficient Approximation", JRSS B 66(2), 2004 (the factor
+1.4).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -15,6 +22,7 @@ from numpy.typing import NDArray
 from scipy import linalg
 
 from ..errors import OptionError
+from .equations import Equations
 
 Floats = NDArray[np.float64]
 Penalty = Literal["ridge", "rkhs"]
@@ -65,7 +73,6 @@ def solve_equations(
     except linalg.LinAlgError:
         raise OptionError(
             f"the normal equations are singular at regularization {regularization:g}",
-            remedy="use a larger --regularization",
             code="FK-EQUATIONS-SINGULAR",
         ) from None
 
@@ -81,3 +88,109 @@ def check_regularization(value: float) -> None:
         raise OptionError(
             f"regularization is {value}", remedy="use a positive number", code="FK-OPTION-RANGE"
         )
+
+
+# -- width and lambda, chosen from the normal equations of several widths
+
+#: Folds and widths that may be summed, the best first; one fold is none: GCV.
+PLANS = ((5, 9), (5, 5), (5, 3), (3, 3), (1, 9), (1, 5), (5, 1), (1, 3), (3, 1), (1, 1))
+#: Weights of the penalty that are tried, for each training row.
+LAMBDAS = 10.0 ** np.arange(-10.0, 0.1, 0.5)
+#: The same where numbers are predicted, which may be without noise. What is rounded in a sum counts
+#: as some 10^-16.
+LAMBDAS_OF_NUMBERS = 10.0 ** np.arange(-13.0, 0.1, 0.5)
+#: Errors that differ by less, relative to the least, are ties: the smoother model is taken.
+TIE = 1e-6
+#: The same of generalised cross-validation where numbers are predicted: rows far from all others
+#: count little in a mean, and a lambda that is too small for them costs them much.
+TIE_OF_NUMBERS = 1e-2
+_STEPS = {9: range(-4, 5), 5: range(-2, 3), 3: range(-1, 2), 1: range(1)}
+_CAUTION = 1.4
+
+
+def widths_around(distance: float, count: int) -> Floats:
+    """Return ``count`` widths gamma = 2^k / ``distance``, k about 0, ascending."""
+    return np.asarray(2.0 ** np.array(_STEPS[count]) / distance)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The width and lambda that were chosen.
+
+    Attributes
+    ----------
+    width, weight : int
+        Positions among the widths and lambdas.
+    errors : ndarray of float64, shape (widths, lambdas)
+        Mean squared error of a row, estimated, over all outputs.
+    """
+
+    width: int
+    weight: int
+    errors: Floats
+
+
+def choose(equations: Equations, lambdas: Floats, rows: int, *, numbers: bool = False) -> Choice:
+    """Choose a width and a lambda: by held-out folds, of one fold by GCV.
+
+    Parameters
+    ----------
+    equations : Equations
+        Their widths from the smoothest on.
+    lambdas : ndarray of float64, shape (j,)
+        Ascending.
+    rows : int
+        Training rows behind the equations.
+    numbers : bool (default: False)
+        Whether they predict numbers, and not classes.
+
+    Returns
+    -------
+    Choice
+        Of errors within :data:`TIE` the smallest gamma, and for it the largest lambda, by GCV of
+        numbers within :data:`TIE_OF_NUMBERS`.
+    """
+    folds, widths = equations.gram.shape[:2]
+    score = _held_out if folds > 1 else _gcv
+    errors = np.array([score(equations, w, lambdas, rows) for w in range(widths)])
+    width = int(np.argmax(errors.min(axis=1) <= errors.min() * (1.0 + TIE)))
+    tie = TIE_OF_NUMBERS if numbers and folds == 1 else TIE
+    weight = int(np.flatnonzero(errors[width] <= errors.min() * (1.0 + tie))[-1])
+    return Choice(width, weight, errors)
+
+
+def _gcv(equations: Equations, width: int, lambdas: Floats, rows: int) -> Floats:
+    """Return |y - K c|^2 / n / (1 - 1.4 tr(H) / n)^2, summed over outputs, of each lambda.
+
+    Without the factor, and with as many landmarks as rows, a model that interpolates wins.
+    """
+    (gram,), (right,) = equations.gram[:, width], equations.right[:, width]
+    values, vectors = _eigen(gram)
+    turned, out = vectors.T @ right, np.empty(len(lambdas))
+    for j, weight in enumerate(lambdas):
+        c = turned / (values + weight)[:, None]
+        rest = equations.squares[0] - 2.0 * (c * turned).sum(0) + (values[:, None] * c**2).sum(0)
+        free = 1.0 - _CAUTION * (values / (values + weight)).sum() / rows
+        error = np.maximum(rest, 0.0).sum() / rows
+        out[j] = error / free**2 if free > 0.0 else np.inf
+    return out
+
+
+def _held_out(equations: Equations, width: int, lambdas: Floats, rows: int) -> Floats:
+    """Return the mean squared error of held-out rows, summed over outputs, of each lambda."""
+    grams, rights = equations.gram[:, width], equations.right[:, width]
+    gram, right, out = grams.sum(0), rights.sum(0), np.zeros(len(lambdas))
+    for held, seen, squares in zip(grams, rights, equations.squares, strict=True):
+        values, vectors = _eigen(gram - held)
+        turned = vectors.T @ (right - seen)
+        for j, weight in enumerate(lambdas):
+            c = vectors @ (turned / (values + weight)[:, None])
+            error = squares - 2.0 * (c * seen).sum(0) + (c * (held @ c)).sum(0)
+            out[j] += np.maximum(error, 0.0).sum() / rows
+    return out
+
+
+def _eigen(gram: Floats) -> tuple[Floats, Floats]:
+    """Return eigenvalues, none below zero, and eigenvectors."""
+    values, vectors = linalg.eigh(gram)
+    return np.maximum(values, 0.0), vectors

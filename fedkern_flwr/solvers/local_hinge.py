@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .newton import ROUNDING, line_search, reduced, solve_exactly, solve_shifted
+from .losses import ROUNDING, line_search, reduced, solve_exactly, solve_shifted
 
 Floats = NDArray[np.float64]
 

@@ -32,8 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .local_hinge import minimise_hinge, nearest
-from .logistic import expit
-from .newton import ROUNDING, line_search, reduced, solve_shifted
+from .losses import ROUNDING, expit, line_search, reduced, solve_shifted
 
 __all__ = ["LOSSES", "Loss", "solve_local", "total_loss"]
 

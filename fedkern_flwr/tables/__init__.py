@@ -26,6 +26,7 @@ from .table import (
     drop_constant_columns,
     plain_notes,
     select_target,
+    take_frame,
     without_missing,
 )
 
@@ -38,6 +39,7 @@ __all__ = [
     "load_table",
     "plain_notes",
     "select_target",
+    "take_frame",
 ]
 
 #: What can be read, for errors.
@@ -161,13 +163,9 @@ def load_table(
         again = repeated_rows(columns, id_column, source)
         table = replace(table, notes=(*file_notes, *table.notes))
     if table.rows == 0:
-        raise TableError(
-            f"{source} has no rows", remedy="give a file with data", code="FK-ROWS-NONE"
-        )
+        raise TableError(f"{source} has no rows", code="FK-ROWS-NONE")
     if not table.columns and not bare:
-        raise TableError(
-            f"{source} has no feature column", remedy="add at least one", code="FK-COLUMNS-NONE"
-        )
+        raise TableError(f"{source} has no feature column", code="FK-COLUMNS-NONE")
     table = replace(table, places=np.arange(table.rows))
     if again.any():
         notes = (*table.notes, *copies_note(int(again.sum()), source))
@@ -208,14 +206,10 @@ def load_ids(path: str | Path, id_column: str, **dialect: Any) -> NDArray[np.str
 
         ids = read_id_column(path, id_column, Dialect.of(dialect))
     if ids.size == 0:
-        raise TableError(
-            f"{path.name} has no rows", remedy="give a file with data", code="FK-ROWS-NONE"
-        )
+        raise TableError(f"{path.name} has no rows", code="FK-ROWS-NONE")
     if empty := int((ids == "").sum()):
         raise TableError(
-            f"the id column of {path.name} is empty in {empty} rows",
-            remedy="fill it in, or leave these rows out",
-            code="FK-IDS-MISSING",
+            f"the id column of {path.name} is empty in {empty} rows", code="FK-IDS-MISSING"
         )
     _check_ids(ids, path.name)
     return ids
@@ -224,9 +218,7 @@ def load_ids(path: str | Path, id_column: str, **dialect: Any) -> NDArray[np.str
 def _check_ids(ids: NDArray[Any], source: str) -> None:
     if repeated := len(ids) - np.unique(ids).size:
         raise TableError(
-            f"the id column of {source} has {repeated} duplicate ids",
-            remedy="keep one row per id",
-            code="FK-IDS-DUPLICATE",
+            f"the id column of {source} has {repeated} duplicate ids", code="FK-IDS-DUPLICATE"
         )
 
 
@@ -240,12 +232,10 @@ def check_file(path: Path) -> None:
     if path.is_dir():
         raise TableError(f"{path} is a directory", remedy=f"give {FILES}", code="FK-FILE-FOLDER")
     if not path.is_file():
-        raise TableError(f"there is no file {path}", remedy="check the path", code="FK-FILE-READ")
+        raise TableError(f"there is no file {path}", code="FK-FILE-READ")
     if file_kind(path) not in _SUFFIXES:
         raise TableError(
             f"{path.name} has an unknown suffix", remedy=f"give {FILES}", code="FK-FILE-SUFFIX"
         )
     if path.stat().st_size == 0:
-        raise TableError(
-            f"{path.name} is empty", remedy="give a file with data", code="FK-FILE-EMPTY"
-        )
+        raise TableError(f"{path.name} is empty", code="FK-FILE-EMPTY")

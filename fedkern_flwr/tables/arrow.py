@@ -9,65 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..errors import ColumnError, TableError
-from .dialect import (
-    MOST_CLASSES,
-    Dialect,
-    encoding_of,
-    file_kind,
-    hint,
-    ragged_line,
-    read_plainly,
-    shortened,
-)
-from .table import Kind, Table, copies, how_many, listing, no_such, parse_numbers, read_cells
-
-# -- data frames as clients take them: columns of numbers, by name
-
-
-def take_frame(x: Any, columns: Sequence[str] | None, party: str) -> tuple[Any, Any]:
-    """Return the features of a data frame and the names of its columns; other features as they are.
-
-    Parameters
-    ----------
-    x : array or data frame
-        Of pandas, polars or pyarrow: what has the Arrow C stream or the DataFrame interchange
-        protocol. A missing cell is NaN.
-    columns : sequence of str or None
-        Which columns of the frame are taken, in this order; all of them where none are named.
-    party : str
-        Whose features they are, for errors.
-
-    Raises
-    ------
-    TableError
-        A column is not there, or holds something else than numbers.
-    """
-    if not any(hasattr(x, name) for name in ("__arrow_c_stream__", "__dataframe__")):
-        return x, columns
-    from .arrow import frame_columns, read_columns  # loads PyArrow, which arrays do not need
-    from .dialect import Dialect
-
-    try:
-        found = frame_columns(x)
-        if columns:
-            lacking = [name for name in columns if name not in found]
-            if lacking:
-                raise TableError(
-                    f"the data frame lacks {how_many(len(lacking), 'column')}, "
-                    f"the first is {lacking[0]!r}",
-                    remedy="give rows and held-out rows the same columns",
-                    code="FK-COLUMN-MISSING",
-                )
-            found = {name: found[name] for name in columns}
-        how = (None, None, None, False, False, None, None, Dialect(), None)
-        table = read_columns(found, "the data frame", *how)
-    except TableError as error:
-        raise TableError(error.problem, remedy=error.remedy, party=party, code=error.code) from None
-    return table.x, table.columns
-
+from .cells import MOST_CLASSES, hint, parse_numbers, read_cells, read_plainly
+from .dialect import Dialect, encoding_of, file_kind, ragged_line
+from .table import Kind, Table, copies, is_number, listing, no_such, shortened
 
 # -- tables in NPZ files
 
@@ -108,7 +57,6 @@ def read_npz(
         if values is not None and len(values) != expected:
             raise TableError(
                 f"{path.name}: {name} has {len(values)} entries but X has {expected} {unit}",
-                remedy="save arrays that belong together",
                 code="FK-SHAPE-DIFFERS",
             )
     ids = None if ids is None else np.char.strip(ids.astype(np.str_))
@@ -134,11 +82,7 @@ class NpzArrays:
         self._archive = archive
 
     def _unreadable(self) -> TableError:
-        return TableError(
-            f"{self.source} is not a readable NPZ file",
-            remedy="save it again",
-            code="FK-FILE-FORMAT",
-        )
+        return TableError(f"{self.source} is not a readable NPZ file", code="FK-FILE-FORMAT")
 
     def get(self, name: str, kind: str = "array") -> NDArray[Any]:
         if name not in self.names:
@@ -150,7 +94,6 @@ class NpzArrays:
                 raise self._unreadable() from None
             raise TableError(
                 f"array {name!r} of {self.source} holds pickled objects, which are never loaded",
-                remedy="save it as numbers or text",
                 code="FK-FILE-PICKLED",
             ) from None
         except (OSError, EOFError, zipfile.BadZipFile, zlib.error):
@@ -161,14 +104,11 @@ class NpzArrays:
         values = self.get(name, kind)
         if values.dtype.kind not in "biuf":
             raise TableError(
-                f"array {name!r} of {self.source} is not numeric",
-                remedy="encode it as numbers",
-                code="FK-COLUMN-NUMBERS",
+                f"array {name!r} of {self.source} is not numeric", code="FK-COLUMN-NUMBERS"
             )
         if values.ndim != ndim:
             raise TableError(
                 f"array {name!r} of {self.source} has {values.ndim} dimensions, not {ndim}",
-                remedy="save X as (rows, columns) and labels as (rows,)",
                 code="FK-SHAPE-DIFFERS",
             )
         return values.astype(np.float64)
@@ -178,7 +118,6 @@ class NpzArrays:
         if values.ndim != 1 or values.dtype.kind not in "biuUS":
             raise TableError(
                 f"{kind} {name!r} of {self.source} is not one list of integers or text",
-                remedy="save one integer or text per row",
                 code="FK-SHAPE-DIFFERS",
             )
         return values.astype(np.str_) if values.dtype.kind == "S" else values
@@ -214,7 +153,7 @@ class NpzArrays:
         return y[:, index], f"{name}[{index}]", None if y_test is None else y_test[:, index]
 
 
-# -- tables in CSV and Parquet files, read with pyarrow (imported when needed)
+# -- tables in CSV and Parquet files
 
 _MANY_IDS = 30  # rows whose whole numbers are all different by chance seldom
 
@@ -249,7 +188,6 @@ def read_columns(
     if len(set(given)) < len(given):
         raise TableError(
             f"one column of {source} has two of the roles label, id and site",
-            remedy="name different columns",
             code="FK-COLUMN-TWICE",
         )
     features = [name for name in columns if name not in given]
@@ -331,8 +269,6 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect,
 
     Cells of a CSV stay text, so that an id keeps its leading zeros.
     """
-    import pyarrow as pa
-
     kind = {".parquet": "Parquet", ".feather": "Feather"}.get(file_kind(path), "CSV")
     notes: tuple[str, ...] = ()
     said = "say otherwise what parts its columns (--sep), or " if dialect.sep else ""
@@ -377,7 +313,6 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect,
         if said == "data":
             raise TableError(
                 f"the first line of {path.name} holds data instead of column names",
-                remedy="add a line with column names, or use --no-header; --header if it has them",
                 code="FK-FILE-HEADER",
             )
         if said:
@@ -394,8 +329,6 @@ def frame_columns(frame: Any) -> dict[str, Any]:
         A data frame of pandas, polars or pyarrow, or a ``datasets.Dataset``: whatever has the Arrow
         C stream, ``to_pandas`` or the DataFrame interchange protocol.
     """
-    import pyarrow as pa
-
     frame = _without_intervals(frame)
     try:
         if isinstance(frame, pa.Table):
@@ -412,7 +345,6 @@ def frame_columns(frame: Any) -> dict[str, Any]:
         mixed = listing(map(repr, _mixed(frame)))
         raise TableError(
             f"the data frame cannot be read{': values of several types in ' * bool(mixed)}{mixed}",
-            remedy="give each column values of one type",
             code="FK-COLUMN-UNREADABLE",
         ) from None
     names = [name for name in table.column_names if not name.startswith("__index_level_")]
@@ -421,8 +353,6 @@ def frame_columns(frame: Any) -> dict[str, Any]:
 
 def _mixed(frame: Any) -> list[Any]:
     """Return the names of the columns of a data frame of pandas that have no single type."""
-    import pyarrow as pa
-
     names = []
     for name in getattr(frame, "columns", ()):
         try:
@@ -444,22 +374,12 @@ def _without_intervals(frame: Any) -> Any:
 def _by_name(table: Any, source: str) -> dict[str, Any]:
     names = table.column_names
     if "" in names:
-        raise TableError(
-            f"a column of {source} has no name",
-            remedy="name it or remove it (pandas: index=False)",
-            code="FK-COLUMN-NAMES",
-        )
+        raise TableError(f"a column of {source} has no name", code="FK-COLUMN-NAMES")
     repeated = len(names) - len(set(names))
     if repeated:
-        raise TableError(
-            f"{source} has {repeated} repeated column names",
-            remedy="rename them",
-            code="FK-COLUMN-NAMES",
-        )
+        raise TableError(f"{source} has {repeated} repeated column names", code="FK-COLUMN-NAMES")
     if not names:
-        raise TableError(
-            f"{source} has no columns", remedy="give a file with data", code="FK-COLUMNS-NONE"
-        )
+        raise TableError(f"{source} has no columns", code="FK-COLUMNS-NONE")
     return dict(zip(names, table.columns, strict=True))
 
 
@@ -469,8 +389,6 @@ def _first_line(table: Any) -> str:
     It is data if a text of it is found again below, or if its numbers are no names. Numbers are
     names if they count (0, 1, 2), or grow as years and wavelengths do.
     """
-    import pyarrow.compute as pc
-
     names = table.column_names
     numbers = [float(name) for name in names if is_number(name) and np.isfinite(float(name))]
     if all(number % 1.0 == 0.0 and 0 <= number <= len(names) for number in numbers):
@@ -490,15 +408,11 @@ def _first_line(table: Any) -> str:
 
 
 def _numbers(column: Any, name: str, source: str) -> NDArray[np.float64]:
-    import pyarrow as pa
-
     values, text = parse_numbers(column)
     if values is None or pa.types.is_temporal(column.type):
         where = f" (for example in row {text[0] + 1})" if text.size else ""
         raise TableError(
-            f"column {name!r} of {source} is not numeric{where}",
-            remedy="encode it as numbers or remove it",
-            code="FK-COLUMN-NUMBERS",
+            f"column {name!r} of {source} is not numeric{where}", code="FK-COLUMN-NUMBERS"
         )
     return values
 
@@ -518,8 +432,6 @@ def _labels(
     cells: Any, name: str, source: str, named: Sequence[str] | None
 ) -> tuple[NDArray[np.float64], tuple[str, ...]]:
     """Return the labels, text as 0..k-1 in sorted order or that of ``named``; and its classes."""
-    import pyarrow as pa
-
     values, text = parse_numbers(cells)
     texts, found = np.empty(0, np.str_), np.empty(0, np.str_)
     if values is None and pa.types.is_string(cells.type):
@@ -533,7 +445,6 @@ def _labels(
         if named and not all(is_number(one) for one in named):
             raise TableError(
                 f"column {name!r} of {source} holds numbers, the classes are text",
-                remedy="name the classes as they are in the file",
                 code="FK-CLASSES-UNKNOWN",
             )
         return _numbers(cells, name, source), ()
@@ -541,7 +452,6 @@ def _labels(
     if strange := int((~np.isin(texts, classes)).sum()):
         raise TableError(
             f"{strange} labels in column {name!r} of {source} are none of {len(classes)} classes",
-            remedy="name all classes, the same on every node",
             code="FK-CLASSES-UNKNOWN",
         )
     y = np.full(len(cells), np.nan)
@@ -549,29 +459,15 @@ def _labels(
     return y, tuple(classes)
 
 
-def is_number(text: str) -> bool:
-    """Tell whether a text is a number as Python writes it."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 def text_cells(column: Any, name: str, source: str) -> NDArray[np.str_]:
     """Return ids or sites as trimmed text; a missing cell is empty."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     try:
         cells = pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), ""))
     except pa.ArrowException:
         raise TableError(
-            f"column {name!r} of {source} cannot be read as text",
-            remedy="save it as text",
-            code="FK-COLUMN-UNREADABLE",
+            f"column {name!r} of {source} cannot be read as text", code="FK-COLUMN-UNREADABLE"
         ) from None
     text: NDArray[np.str_] = cells.to_numpy().astype(np.str_)
     return text

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..alignment import plain_ids
 from ..errors import OptionError, TableError
-from . import arrow, check_file
-from .dialect import Dialect, file_kind, read_plainly
+from . import check_file
+from .dialect import Dialect, file_kind
 from .table import Dates, copies_note, listing, no_such
 
 
@@ -173,7 +173,6 @@ class PartyTables:
                     raise TableError(
                         f"column {name!r} is in {mine or 'no unit'} in {first.name}, "
                         f"in {theirs or 'no unit'} in {one.name}",
-                        remedy="bring it to one unit, written in all cells of both or in none",
                         code="FK-UNITS-DIFFER",
                     )
         found = dict[str, str]()
@@ -186,7 +185,6 @@ class PartyTables:
         if repeated := len(ids) - len(np.unique(ids)):
             raise TableError(
                 f"{repeated} ids are in two of {listing(file.name for file in self.owners)}",
-                remedy="keep the row of an id in one of them",
                 code="FK-IDS-PARTIES",
             )
 
@@ -200,9 +198,7 @@ def check_files(paths: Sequence[Path]) -> None:
     """
     for k, path in enumerate(paths):
         if path.resolve() in [other.resolve() for other in paths[:k]]:
-            raise OptionError(
-                f"{path.name} is named twice", remedy="name every file once", code="FK-FILE-TWICE"
-            )
+            raise OptionError(f"{path.name} is named twice", code="FK-FILE-TWICE")
 
 
 def read_party(
@@ -220,6 +216,8 @@ def read_party(
         It cannot be read, or has no such ids.
     """
     import pyarrow as pa
+
+    from . import arrow
 
     how, file_notes = Dialect.of(dialect), tuple[str, ...]()
     if isinstance(data, (str, Path)):
@@ -247,7 +245,7 @@ def read_party(
         repeated = len(ids) - len(np.unique(ids))
     tsv = name.lower().endswith(".tsv")
     labels = [label] if label is not None and label in columns else []
-    read = read_plainly(columns, [*columns], name, how, tsv=tsv, labels=labels)
+    read = arrow.read_plainly(columns, [*columns], name, how, tsv=tsv, labels=labels)
     columns, notes = read.columns, (*file_notes, *read.notes)
     found = None if label is None else columns.pop(label, None)
     return PartyTable(name, columns, found, ids, notes, read.units, repeated)
@@ -262,11 +260,7 @@ def check_repeated(files: Sequence[PartyTable]) -> None:
     """
     told = [f"{one.repeated} in {one.name}" for one in files if one.repeated]
     if told:
-        raise TableError(
-            f"duplicate ids: {listing(told)}",
-            remedy="keep one row per id",
-            code="FK-IDS-DUPLICATE",
-        )
+        raise TableError(f"duplicate ids: {listing(told)}", code="FK-IDS-DUPLICATE")
 
 
 def blocks_of(
@@ -338,7 +332,6 @@ def _places(
         raise TableError(
             f"{int(found.sum())} ids of {file.name} are those of {row}, {alike} would be if all "
             "files wrote them alike",
-            remedy="write ids alike in all files: leading zeros, .0 and capital letters",
             code="FK-IDS-SPELLED",
         )
     if not found.any():

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..checkpoint import create_file, make_private_folder
 from ..errors import TableError
 from . import check_file
-from .dialect import Dialect, file_kind, read_plainly
+from .dialect import Dialect, file_kind
 from .table import no_such
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ class RawTable:
 
     def lacks(self, name: str, source: str, dialect: Dialect) -> NDArray[np.bool_]:
         """Return whether the cell of a column is missing in each row."""
+        from .cells import read_plainly
+
         column = self.column(name, source)
         plain = replace(dialect, sep=self.sep if self.suffix in (".csv", ".tsv") else None)
         read = read_plainly({name: column}, [name], source, plain, tsv=self.suffix == ".tsv")

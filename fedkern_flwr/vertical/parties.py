@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ..alignment import SAME_KEY, Hashes, Positions, count_duplicates, find_rows
+from ..alignment import Hashes, Positions, count_duplicates, find_rows
 from ..errors import CohortError, OptionError, ProtocolError, SmallCohortError, TableError
 from ..table_parties import check_labels, check_tables, misfit
 from .messages import VerticalDescribeReply
@@ -108,10 +108,7 @@ def make_plan(
     actives = [p for p in parties if p.role == ACTIVE]
     if not actives:
         raise CohortError(
-            "there is no active party: nobody has labels",
-            remedy="start at least one node with labels",
-            phase="describe",
-            code="FK-LABELS-NOBODY",
+            "there is no active party: nobody has labels", phase="describe", code="FK-LABELS-NOBODY"
         )
     if len(parties) == 1:
         raise SmallCohortError(
@@ -123,11 +120,7 @@ def make_plan(
     check_labels(actives, "active parties")
     _check_numbered(parties)
     if not any(p.features for p in parties):
-        raise TableError(
-            "no party has features",
-            remedy="give at least one a feature column",
-            code="FK-COLUMNS-NONE",
-        )
+        raise TableError("no party has features", code="FK-COLUMNS-NONE")
     kinds = [(train, party) for train in (True, False) for party in actives]
     wanted: list[Hashes] = []
     for train, party in kinds:
@@ -153,15 +146,9 @@ def make_plan(
         hashes[keep, 0],
     )
     if not predict and not plan.training_rows:
-        raise CohortError(
-            "there are no labelled rows to learn from",
-            remedy="check the tables",
-            code="FK-ROWS-NONE",
-        )
+        raise CohortError("there are no labelled rows to learn from", code="FK-ROWS-NONE")
     if predict and not plan.test_rows:
-        raise CohortError(
-            "there are no rows to predict", remedy="check the tables", code="FK-TEST-NONE"
-        )
+        raise CohortError("there are no rows to predict", code="FK-TEST-NONE")
     return plan
 
 
@@ -195,7 +182,6 @@ def check_alone(
                 alone.partition,
                 f"partition {active} would learn the phases of its columns, and it does not allow "
                 "that",
-                "let more parties take part, or set allow_single at this node",
                 code="FK-ALONE-REFUSED",
             )
 
@@ -221,9 +207,7 @@ def _held_by_all(
         lacking = int((~held).sum())
         if len(held) and not held.any():
             problem = f"it holds none of the {len(held)} rows"
-            raise misfit(
-                party.partition, problem, f"check its id column and {SAME_KEY}", code="FK-IDS-APART"
-            )
+            raise misfit(party.partition, problem, code="FK-IDS-APART")
         if lacking and missing == "error":
             problem = f"it does not hold {lacking} of the {len(held)} rows with labels"
             raise misfit(
@@ -254,7 +238,6 @@ def _check_numbered(parties: Sequence[VerticalDescribeReply]) -> None:
             raise misfit(
                 bare.partition,
                 "its rows have no ids, those of other parties have",
-                "give all parties ids, or none and the rows in the same order",
                 code="FK-IDS-SOME",
             )
         if not party.named and len(party.ids) != len(first.ids):
@@ -262,6 +245,15 @@ def _check_numbered(parties: Sequence[VerticalDescribeReply]) -> None:
                 party.partition,
                 f"it has {len(party.ids)} rows without ids, partition {first.partition} has "
                 f"{len(first.ids)}",
-                "bring the same rows in the same order, or give ids",
                 code="FK-ROWS-DIFFER",
             )
+
+
+def held_out_rows(plan: VerticalPlan) -> NDArray[np.int64]:
+    """Return all held-out rows of a plan."""
+    return np.concatenate([rows_of(part) for part in plan.test.values()])
+
+
+def rows_of(part: range) -> NDArray[np.int64]:
+    """Return the rows of a part of a plan."""
+    return np.arange(part.start, part.stop)

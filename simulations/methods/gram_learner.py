@@ -117,7 +117,7 @@ class Machine:
         """Fit and return what outputs are linear in: weights of the instances, and biases.
 
         Several classes have an output for each pair of them, see
-        :func:`fedkern_flwr.fitted.forms.votes`, where the learner is svc.
+        :func:`fedkern_flwr.fitted.votes`, where the learner is svc.
 
         Returns
         -------

@@ -12,7 +12,7 @@ from fedkern_flwr.alignment import hash_ids, sort_order
 from fedkern_flwr.kernels.random_features import draw_directions, draw_offsets
 from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.vertical.phase_training import minimise, solve_square
+from fedkern_flwr.vertical.phase_training import minimise
 from fedkern_flwr.vertical.phases import draw_batch, new_coefficients, outputs, step_size
 
 from ...strategies import FDSKL
@@ -104,11 +104,7 @@ def _one_shot(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> F
     value, more = strategy.regularization_, dict[str, Any](intercept=strategy.has_intercept)
     if strategy.class_weight:
         more["weights"] = balanced_weights(targets, class_counts(targets))
-    if strategy.chosen_loss == "square":
-        weights = solve_square(phases, targets, value, multiple, **more)
-    else:
-        loss = strategy.chosen_loss
-        weights = minimise(loss, phases, targets, value, multiple, **more)
+    weights = minimise(strategy.chosen_loss, phases, targets, value, multiple, **more)
     return outputs(twin.phases(test, owner, directions), weights, multiple)
 
 

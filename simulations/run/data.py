@@ -19,7 +19,6 @@ from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.encoding.columns import Categories, Gaps, NumberFacts, Scaling, other_scale
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.tables.arrow import is_number
 from fedkern_flwr.tables.dialect import DIALECT
 from fedkern_flwr.tables.table import (
     Dates,
@@ -28,6 +27,7 @@ from fedkern_flwr.tables.table import (
     Table,
     choose_columns,
     how_many,
+    is_number,
     listing,
     without_missing,
 )

@@ -21,8 +21,7 @@ from zoo import LIKE_ANOTHER, WAYS, quiet
 import fedkern_flwr
 from fedkern_flwr import strategies
 from fedkern_flwr.clients import OnlineKernelClient
-from fedkern_flwr.fitted import FittedModel
-from fedkern_flwr.fitted.forms import votes
+from fedkern_flwr.fitted import FittedModel, votes
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.simulations.cli import run as run_command
 from fedkern_flwr.simulations.methods import dealt_data, online_fitted

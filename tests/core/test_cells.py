@@ -22,7 +22,7 @@ from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.simulations.methods.vertical import VerticalSettings
 from fedkern_flwr.simulations.run import provenance as origin
 from fedkern_flwr.simulations.run.entries import Entry
-from fedkern_flwr.tables.table import _moment
+from fedkern_flwr.tables.cells import _moment
 
 WEATHER = DataSettings("iris", clients=3, rounds=6)
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from pyarrow import csv, parquet
 from refusals import refused, refuses
 
+from fedkern_flwr.align import column_ranges as summed
 from fedkern_flwr.encoding import Encoder
 from fedkern_flwr.encoding import columns as bins
-from fedkern_flwr.encoding import common as summed
 from fedkern_flwr.encoding.columns import BUCKETS, HASHED, KNOTS, NumberFacts, signed_bucket
 from fedkern_flwr.encoding.encoder import Told, merge_rows
 from fedkern_flwr.groups.linear_model import DIGITS, from_digits, to_digits
@@ -382,17 +382,19 @@ def common(tables: Sequence[Table], scaling: Any = "rank", categories: Any = "au
     """Return the encoder that the exact sums of holders make."""
     own = [summed.OwnColumns(table, SECRET) for table in tables]
     kinds, rows = own[0].kinds, sum(table.rows for table in tables)
-    d, numbers = summed.numeric(kinds), [one.numbers() for one in own]
-    how = BOUND, rows
-    parts = [one.coarse(x, *how) for one, x in zip(own, numbers, strict=True)]
-    assert {len(part) for part in parts} == {summed.coarse_length(kinds, d)}
-    asked = summed.read_coarse(np.sum(parts, axis=0), kinds, d, *how, len(own))
+    numbers = [one.numbers() for one in own]
+    d = numbers[0].shape[1]
+    block = summed.Block(kinds, d, rows, len(own), BOUND)
+    assert block.numeric == d
+    parts = [one.coarse(x, block) for one, x in zip(own, numbers, strict=True)]
+    assert {len(part) for part in parts} == {block.coarse_length()}
+    asked = block.read_coarse(np.sum(parts, axis=0))
     assert asked.fits(d, d)
     edges = asked.edges(BOUND)
-    parts = [one.fine(x, asked, *how) for one, x in zip(own, numbers, strict=True)]
-    assert {len(part) for part in parts} == {summed.fine_length(kinds, asked, BOUND, d)}
+    parts = [one.fine(x, block, asked) for one, x in zip(own, numbers, strict=True)]
+    assert {len(part) for part in parts} == {block.fine_length(asked)}
     total = np.sum(parts, axis=0)
-    encoder = summed.read_fine(total, kinds, asked, *how, len(own), scaling, categories)[1]
+    encoder = block.read_fine(total, asked, scaling, categories)[1]
     named = [one.named(encoder.to_json()) for one in own]
     assert all(other.to_json() == named[0].to_json() for other in named)
     sizes = np.cumsum([2 * d, *(len(one) - 1 for one in edges)])
@@ -650,13 +652,14 @@ def test_totals_that_contradict_each_other_are_refused() -> None:
     columns = {"a": ("number", np.arange(40.0)), "c": ("category", np.array(["u", "v"] * 20))}
     own = summed.OwnColumns(deal(columns, [np.arange(40)])[0], SECRET)
     x = own.numbers()
-    asked = summed.read_coarse(own.coarse(x, BOUND, 40), own.kinds, 1, BOUND, 40, 1)
-    honest = own.fine(x, asked, BOUND, 40)
+    block = summed.Block(own.kinds, 1, 40, 1, BOUND)
+    asked = block.read_coarse(own.coarse(x, block))
+    honest = own.fine(x, block, asked)
 
     def read(places: list[int], more: list[float]) -> None:
         total = honest.copy()
         total[places] += more
-        summed.read_fine(total, own.kinds, asked, BOUND, 40, 1)
+        block.read_fine(total, asked)
 
     read([0], [0.0])
     fullest = 2 + int(np.argmax(honest[2 : -BUCKETS - 1]))

@@ -28,12 +28,13 @@ from fedkern_flwr.kernels.random_features import (
 from fedkern_flwr.labels import decide
 from fedkern_flwr.solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
 from fedkern_flwr.vertical import phases as phases_module
-from fedkern_flwr.vertical.phase_newton import Curvatures, Kept, Problem
 from fedkern_flwr.vertical.phase_training import (
     REGULARIZATIONS_OF_NUMBERS,
+    Curvatures,
+    Kept,
+    Problem,
     fit,
     minimise,
-    solve_square,
 )
 from fedkern_flwr.vertical.phases import (
     angles,
@@ -217,7 +218,7 @@ def test_square_loss_is_solved_as_by_dense_algebra(
     z = dense(phases, 3)
     left = 2 / len(z) * z.T @ z + penalty * np.eye(z.shape[1])
     exact = np.linalg.solve(left, 2 / len(z) * z.T @ targets)
-    found = solve_square(phases, targets, penalty, 3)
+    found = minimise("square", phases, targets, penalty, 3)
     assert (found.shape, found.dtype) == ((60, 2), np.float64)
     near = 1e-8 if dtype is np.uint32 else 1e-2
     np.testing.assert_allclose(z @ found, z @ exact, atol=near)
@@ -404,7 +405,7 @@ def test_few_rows_are_learned_from_in_what_they_span(loss: Loss, intercept: bool
     phases = np.random.default_rng(3).integers(0, 1 << 32, (24, 60), np.uint32)
     y = np.where(np.arange(24)[:, None] % 3 > 0, 1.0, -1.0)
     weights = np.linspace(0.5, 1.5, 24)
-    train: Any = partial(solve_square, multiple=2) if loss == "square" else partial(minimise, loss)
+    train: Any = partial(minimise, loss, multiple=2 if loss == "square" else 1)
     found = train(phases, y, 1e-2, intercept=intercept, weights=weights)
     twice = np.repeat(phases, 2, axis=0), np.repeat(y, 2, axis=0)  # 48 rows, more than half of 60
     expected = train(*twice, 1e-2, intercept=intercept, weights=np.repeat(weights, 2))
@@ -428,13 +429,13 @@ def test_what_cannot_be_trained_is_refused() -> None:
         ("FK-OPTION-RANGE", lambda: cosines(phases, 0)),
         ("FK-LOSS-CLASSES", lambda: fit("logistic", phases, 0.5 * y, classes=0, seed=0)),
         ("FK-OPTION-CHOICE", lambda: minimise("hinge", phases, y, 1e-3)),  # type: ignore[arg-type]
-        ("FK-SHAPE-DIFFERS", lambda: solve_square(phases, y[1:], 1e-3)),
-        ("FK-OPTION-RANGE", lambda: solve_square(phases, y, 0.0)),
+        ("FK-SHAPE-DIFFERS", lambda: minimise("square", phases, y[1:], 1e-3)),
+        ("FK-OPTION-RANGE", lambda: minimise("square", phases, y, 0.0)),
         ("FK-OPTION-RANGE", lambda: fit("square", phases, y, regularizations=[-1.0], **only)),
         ("FK-OPTION-RANGE", lambda: fit("square", phases, y, multiples=[], **only)),
         ("FK-OPTION-RANGE", lambda: fit("square", phases, y, multiples=[0, 1], **only)),
         ("FK-FOLDS-FEW", lambda: fit("square", phases[:1], y[:1], **only)),
-        ("FK-EQUATIONS-SINGULAR", lambda: solve_square(*twice, 1e-30)),
+        ("FK-EQUATIONS-SINGULAR", lambda: minimise("square", *twice, 1e-30)),
         ("FK-SOLVER-STEPS", lambda: minimise("logistic", phases, y, 1e-6, steps=1)),
     ]
     for code, call in cases:

@@ -20,7 +20,7 @@ from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.hybrid import parties as hybrid
 from fedkern_flwr.hybrid.messages import HybridDescribeReply
 from fedkern_flwr.planning import Allowance, allowance
-from fedkern_flwr.strategies.fed_cg_plan import auto_landmarks
+from fedkern_flwr.strategies.fed_cg_system import auto_landmarks
 from fedkern_flwr.vertical.messages import VerticalDescribeReply
 from fedkern_flwr.vertical.parties import check_alone as check_vertical_alone
 from fedkern_flwr.vertical.parties import check_parties as check_vertical
@@ -430,7 +430,7 @@ def test_every_active_party_is_looked_at() -> None:
 
 @pytest.mark.promise("faults-made-again")
 @pytest.mark.parametrize(("name", "places", "phase"), [
-    ("fdskl", {"fdskl_phases._MESSAGE": 1200, "fdskl_phases._CHUNK": 70}, "vertical-step"),
+    ("fdskl", {"fdskl._MESSAGE": 1200, "fdskl._CHUNK": 70}, "vertical-step"),
     ("fed-cg", {"fed_cg_system._MESSAGE": 8 * 8 * 20}, "hybrid-distances"),
     ("fed-cg, cg", {"fed_cg_system._MESSAGE": 8 * 8 * 20}, "hybrid-distances"),
 ])  # fmt: skip

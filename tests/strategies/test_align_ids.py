@@ -432,8 +432,8 @@ def test_a_false_centre_makes_values_alike(sites: Sites, monkeypatch: pytest.Mon
         totals.append((total, holders))
         return read_second_pass(total, centre, holders)
 
-    monkeypatch.setattr("fedkern_flwr.encoding.common.read_first_pass", lambda *_: far)
-    monkeypatch.setattr("fedkern_flwr.strategies.column_ranges.read_second_pass", read)
+    monkeypatch.setattr("fedkern_flwr.align.column_ranges.read_first_pass", lambda *_: far)
+    monkeypatch.setattr("fedkern_flwr.align.column_ranges.read_second_pass", read)
     sites.fit()
     assert totals
     for total, holders in totals:

@@ -24,6 +24,7 @@ from zoo import WAYS, Found, Table, fit, hospitals, quiet
 from zoo import fit as fit_way
 
 from fedkern_flwr import strategies
+from fedkern_flwr.align.column_ranges import Block
 from fedkern_flwr.clients import HybridKernelClient, KernelPCAClient, fed_cg
 from fedkern_flwr.encoding.columns import BUCKETS, HASHED, bucket_of, column_key
 from fedkern_flwr.guard import NodePolicy
@@ -37,7 +38,7 @@ from fedkern_flwr.simulations.attacks.held_out import named_rows
 from fedkern_flwr.simulations.methods.experiment import run_entries
 from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.simulations.run.entries import Entry
-from fedkern_flwr.strategies import FedCG, KernelPCA, column_ranges
+from fedkern_flwr.strategies import FedCG, KernelPCA
 
 Floats = NDArray[np.float64]
 TWO = ("fed-cg", "fdskl", "hierarchical-svm")
@@ -222,14 +223,13 @@ def words(*columns: list[str]) -> list[dict[str, Any]]:
 
 def opened_counts(folder: Path, tables: Any, monkeypatch: Any, **options: Any) -> tuple[Any, Any]:
     """Run ranges at guarded nodes; return the strategy and the counts that its server opens."""
-    totals, read = [], column_ranges.read_fine
+    totals, read = [], Block.read_fine
 
-    def keep(total: Any, *more: Any) -> Any:
-        rows = more[3]
-        totals.append(np.rint(rows * total[2:]).astype(int))
-        return read(total, *more)
+    def keep(block: Block, total: Any, *more: Any) -> Any:
+        totals.append(np.rint(block.rows * total[2:]).astype(int))
+        return read(block, total, *more)
 
-    monkeypatch.setattr(column_ranges, "read_fine", keep)
+    monkeypatch.setattr(Block, "read_fine", keep)
     sites = WAYS["ranges, encoders"].sites(folder, guarded=True)
     sites.tables = tables
     strategy = sites.fit(**options).strategy

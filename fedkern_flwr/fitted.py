@@ -1,32 +1,50 @@
-"""A model that is whole, with the encoder of its table and the names of its classes."""
+"""Models that are whole: what predicts new rows in one place, without nodes and exchanges."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import model_file
-from ..encoding import Encoder
-from ..errors import CheckpointError, OptionError, TableError
-from ..judging.figures import Calibration
-from ..labels import are_numbers, decide, name_classes
-from ..scaling import Scaling
-from ..tables.table import Table, listing
-from .forms import FORMS, with_deviations
-from .rows import array_of, read_rows
+from . import model_file
+from .encoding import Encoder
+from .errors import CheckpointError, ColumnError, OptionError, TableError
+from .gram.dot_kernels import DotKernel
+from .gram.matrix import count_values, quantise
+from .groups import linear_model
+from .hybrid import fourier
+from .judging.figures import Calibration
+from .kernels.product import features_of, kernel_from_distances, partial_distances
+from .kernels.random_features import feature_map
+from .labels import are_numbers, decide, name_classes
+from .online import network
+from .online.ridge import all_rows
+from .scaling import Scaling
+from .secure_sum import Encoding
+from .tables import load_table
+from .tables.dialect import DIALECT, file_kind
+from .tables.parties import PartyTables
+from .tables.table import Table, listing
+from .vertical import phases
+
+__all__ = ["PREDICTOR", "FittedModel", "load_model"]
 
 Floats = NDArray[np.float64]
+Arrays = Mapping[str, NDArray[Any]]
+Meta = Mapping[str, Any]
 
 #: The file of a run's folder that holds its whole model.
 PREDICTOR = "predictor.npz"
 
 _CHUNK = 1024  # rows predicted at once
+_NUMBERS = ("number", "boolean", "date")
+_FRAMES = ("__arrow_c_stream__", "__dataframe__")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,7 +71,7 @@ class FittedModel:
     """
 
     method: str
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: Arrays
     meta: Mapping[str, Any]
 
     @classmethod
@@ -61,8 +79,8 @@ class FittedModel:
         cls,
         method: str,
         form: str,
-        arrays: Mapping[str, NDArray[Any]],
-        meta: Mapping[str, Any],
+        arrays: Arrays,
+        meta: Meta,
         classes: Sequence[Any] | int,
     ) -> FittedModel:
         """Return a model of which a server has all: of features and labels as nodes hold them."""
@@ -174,7 +192,6 @@ class FittedModel:
         if (encoder := self.encoder) is None:
             raise CheckpointError(
                 "the model is one of features as nodes hold them, a file has columns",
-                remedy="predict in Python, with fedkern_flwr.load_model",
                 code="FK-MODEL-FEATURES",
             )
         return read_rows(rows, encoder, self.meta, id_column, dialect, strict=strict)
@@ -238,7 +255,6 @@ class FittedModel:
         if lacking:
             raise TableError(
                 f"{lacking} of {len(x)} rows lack a value that the model needs",
-                remedy="fill in their cells, or leave these rows out",
                 code="FK-VALUES-MISSING",
             )
         return self.outputs_of(x)[0]
@@ -328,7 +344,6 @@ class FittedModel:
         if (found := self.calibration) is None:
             raise OptionError(
                 f"no held-out rows calibrated this model: there are no {what}",
-                remedy="run it with a --test-size above 0",
                 code="FK-HELD-OUT-NONE",
             )
         return found
@@ -354,14 +369,264 @@ def load_model(path: str | Path) -> FittedModel:
             raise CheckpointError(
                 f"{path} has no {PREDICTOR}: no run, one of an older release, or one whose model "
                 "does not predict rows in one place",
-                remedy="name the folder of a run, or run again",
                 code="FK-MODEL-PREDICTOR",
             )
     arrays, meta = model_file.load_model(place)
     if meta.get("form") not in FORMS or "table" not in meta:
         raise CheckpointError(
-            f"{place} is the part of a model that a server has",
-            remedy="name the folder of the run",
-            code="FK-MODEL-SERVER",
+            f"{place} is the part of a model that a server has", code="FK-MODEL-SERVER"
         )
     return FittedModel(str(meta["method"]), arrays, meta)
+
+
+# -- rows to predict: of a file, a data frame, an array, or of several parties' tables
+
+
+def read_rows(
+    rows: Any,
+    encoder: Encoder,
+    meta: Mapping[str, Any],
+    id_column: str | None,
+    dialect: Mapping[str, Any],
+    *,
+    strict: bool,
+) -> Table:
+    """Return rows as a table with the columns of a model; see ``FittedModel.read``.
+
+    Raises
+    ------
+    TableError, OptionError
+    """
+    kinds, notes, several = encoder.kinds, list[str](), _several(rows)
+    how: dict[str, Any] = {key: dialect.get(key) or meta.get(key) for key in DIALECT}
+    how = {key: value for key, value in how.items() if value}
+    if several:
+        id_column = id_column or meta.get("id")
+        parties = PartyTables.of_new_rows(rows, meta["label"] or None, id_column, how, list(kinds))
+        rows, _, notes = parties.frame(whole=True)
+        lost = sum(one.rows for one in parties.owners) - rows.num_rows
+        if strict and lost:
+            raise TableError(
+                f"{lost} rows are not in all of {parties.text}",
+                remedy="leave them out, or predict model.read(...) of the tables, which does",
+                code="FK-ROWS-LACKING",
+            )
+    if isinstance(rows, (np.ndarray, list, tuple)):
+        if any(kind not in _NUMBERS for kind in kinds.values()):
+            raise TableError(
+                "the model has columns of categories, which an array does not hold",
+                code="FK-COLUMNS-CATEGORIES",
+            )
+        table = Table(array_of(rows, len(kinds)), None, tuple(kinds), kinds=kinds)
+        return replace(table, notes=encoder.strange(table))
+    file = Path(rows) if isinstance(rows, (str, Path)) else None
+    arrays = file is not None and file_kind(file) == ".npz"
+    load = partial(
+        load_table,
+        rows,
+        label=(meta["label"] or None) if arrays else None,  # an array of several
+        missing="keep",
+        labelled=False,
+        bare=True,
+        kinds=kinds,
+        needed=kinds,
+        source="the table of all parties" if several else None,
+        **how,
+    )
+    usual = None if arrays or id_column else meta.get("id")
+    try:
+        table = load(id_column=id_column or usual)
+    except TableError as error:
+        if usual is None:
+            raise
+        table = load(id_column=None)
+        if not isinstance(error, ColumnError):
+            notes.append(f"{error.problem}: the rows are numbered")
+    encoder.places(table, "the table" if file is None else file.name)
+    return replace(table, notes=(*notes, *table.notes, *encoder.strange(table)))
+
+
+def array_of(rows: Any, columns: int) -> NDArray[np.float64]:
+    """Return rows of numbers, shape (n, columns).
+
+    Raises
+    ------
+    TableError
+        They are something else.
+    """
+    try:
+        x = np.asarray(rows, np.float64)
+    except (TypeError, ValueError):
+        raise TableError("the rows are not numbers", code="FK-COLUMN-NUMBERS") from None
+    if x.ndim != 2 or x.shape[1] != columns:
+        raise TableError(
+            f"an array of shape {x.shape} is no rows of the model's {columns} columns",
+            remedy="give its features in their order, or a data frame with their names",
+            code="FK-COLUMNS-DIFFER",
+        )
+    return x
+
+
+def _several(rows: Any) -> bool:
+    """Tell whether rows are tables of several parties, in a mapping or a sequence."""
+    if isinstance(rows, (list, tuple)):
+        return any(
+            isinstance(one, (str, Path)) or any(hasattr(one, name) for name in _FRAMES)
+            for one in rows
+        )
+    return isinstance(rows, Mapping)
+
+
+# -- what they compute: outputs of rows, from arrays and plain values
+#
+# What the parties of a run rounded for their sums is rounded here as well, where it would be seen.
+
+
+def landmark_kernel(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return the kernel of FedCG between rows and landmarks, shape (n, m).
+
+    A block that a row lacks is neutral: it adds no distance.
+    """
+    distances = np.zeros((len(x), len(arrays["landmarks"])))
+    for block in meta["blocks"]:
+        held = np.isfinite(x[:, block]).all(axis=1)
+        places = arrays["landmarks"][:, block]
+        distances[held] += partial_distances(x[np.ix_(held, block)], places, meta["kernel"])
+    return kernel_from_distances(distances, arrays["gammas"])
+
+
+def of_landmarks(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of FedCG; numbers are within the bound of the labels, as at hospitals."""
+    return _within(meta, landmark_kernel(arrays, meta, x) @ arrays["coefficients"])
+
+
+def of_features(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of FedCG on Fourier features; numbers are within the bound of the labels."""
+    phases = x @ arrays["directions"].T + arrays["offsets"]
+    return _within(meta, fourier.features(phases) @ arrays["coefficients"])
+
+
+def _within(meta: Meta, outputs: Floats) -> Floats:
+    bound = np.inf if meta["classes"] else float(meta["label_bound"])
+    return np.asarray(np.clip(outputs, -bound, bound))
+
+
+def with_deviations(arrays: Arrays, meta: Meta, x: Floats) -> tuple[Floats, Floats]:
+    """Return outputs, and the deviations of Bayesian ridge, shape (n, k).
+
+    The latter without columns if FedCG kept none.
+    """
+    form = FORMS[meta["form"]]
+    if "factor" not in arrays or not len(meta["noise"]):
+        return form(arrays, meta, x), np.zeros((len(x), 0))
+    both = np.hstack([arrays["coefficients"], arrays["factor"]])
+    found = landmark_kernel(arrays, meta, x) @ both
+    outputs, spread = np.split(found, [arrays["coefficients"].shape[1]], axis=1)
+    bound = float(meta["label_bound"])
+    variances = np.array(meta["noise"]) * (1.0 + (spread**2).sum(axis=1, keepdims=True))
+    return np.clip(outputs, -bound, bound), np.sqrt(variances)
+
+
+def of_directions(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of FDSKL: each party's angles are rounded, and added on the circle."""
+    circle, parties = Encoding.circle(meta["phase_bits"]), len(meta["blocks"])
+    directions, weights = arrays["directions"], arrays["weights"]
+    total = np.zeros((len(x), len(directions)), circle.dtype)
+    for block, offsets in zip(meta["blocks"], arrays["offsets"], strict=True):
+        angles = x[:, block] @ directions[:, block].T + offsets
+        total += circle.encode(angles.ravel(), parties, name="phases").reshape(total.shape)
+    ends = np.cumsum(meta["sizes"]).tolist()
+    found = np.zeros((len(x), weights.shape[1]))
+    for start, end in zip([0, *ends], ends, strict=False):
+        part = slice(start, end)
+        found += phases.outputs(total[:, part], weights[part], meta["multiple"])
+    return found * float(meta["label_bound"])
+
+
+def of_instances(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of a machine on a kernel of Secure Gram, of instances that support it.
+
+    Raises
+    ------
+    TableError
+        A row has values that the parties of the run could not have summed.
+    """
+    bits, bound = meta["fraction_bits"], meta["bound"]
+    x = x[:, meta["used"]]
+    counts = meta["encoding"] == "counts"
+    whole = count_values(x, bound) if counts else quantise(x, bits, bound)
+    rows, known = whole * 2.0**-bits, arrays["instances"]
+    kernel = DotKernel(**{**meta["kernel"], "coefficients": tuple(meta["kernel"]["coefficients"])})
+    new, old = (np.einsum("ij,ij->i", part, part) for part in (rows, known))
+    matrix = kernel.block(rows @ known.T, new, old, meta["rows"])
+    found = np.asarray(matrix @ arrays["weights"] + arrays["bias"])
+    return votes(found, meta["votes"]) if meta["votes"] else found
+
+
+def votes(pairs: Floats, classes: int) -> Floats:
+    """Return one output per class from those of all pairs of classes, as scikit-learn does.
+
+    Each pair votes for one of the two; what the outputs add up to decides among equal votes.
+    """
+    first, second = np.triu_indices(classes, 1)
+    sums, count = np.zeros((2, len(pairs), classes))
+    for k, (i, j) in enumerate(zip(first, second, strict=True)):
+        found = pairs[:, k]
+        count[np.arange(len(pairs)), np.where(found >= 0.0, i, j)] += 1.0
+        sums[:, i] += found
+        sums[:, j] -= found
+    return np.asarray(count + sums / (3.0 * (np.abs(sums) + 1.0)))
+
+
+def _features(arrays: Arrays, meta: Meta, x: Floats) -> NDArray[Any]:
+    """Return the features of rows for all kernels of a dictionary, shape (n, N, 2 D)."""
+    bandwidths = arrays["bandwidths"].astype("<f8").tobytes()
+    numbers = meta["features"], meta["seed"], meta["precision"], meta["frequency_draw"]
+    return feature_map(bandwidths, x.shape[1], *numbers)(x)
+
+
+def of_dictionary(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of an online method: the mean over clients with weights of their own."""
+    kernels = np.vecdot(_features(arrays, meta, x), arrays["theta"].astype(meta["precision"]))
+    return np.asarray((kernels @ arrays["weights"].T).mean(axis=1, keepdims=True) + meta["centre"])
+
+
+def of_ridges(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of POF-RLS: the mean over clients with mixtures of their own."""
+    widths, centre = arrays["bandwidths"].astype("<f8").tobytes(), meta["centre"]
+    rows = all_rows(x, widths, meta["features"], meta["seed"])
+    found = (rows @ arrays["weights"].T).clip(-centre, 1.0 - centre)
+    return np.asarray(found.mean(axis=1, keepdims=True) + centre)
+
+
+def of_lone_dictionaries(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of local only: the mean over clients, each with parameters of its own."""
+    found = _features(arrays, meta, x).reshape(len(x), -1) @ arrays["weights"].T
+    return np.asarray(found.mean(axis=1, keepdims=True) + meta["centre"])
+
+
+def of_networks(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of PerFedAvg: the mean over clients, each with its adapted network."""
+    inputs = network.project(x, meta["layers"][0], meta["seed"])
+    found = [network.predict(own, meta["layers"], inputs) for own in arrays["weights"]]
+    return np.asarray(np.mean(found, axis=0)[:, None])
+
+
+def of_components(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return projections of kernel PCA."""
+    numbers = {name: meta[name] for name in ("bandwidth", "features", "seed")}
+    return np.asarray((features_of(x, **numbers) - arrays["mean"]) @ arrays["components"].T)
+
+
+FORMS: Mapping[str, Callable[[Arrays, Meta, Floats], Floats]] = {
+    "landmarks": of_landmarks,
+    "fourier": of_features,
+    "directions": of_directions,
+    "instances": of_instances,
+    "linear": linear_model.outputs,
+    "dictionary": of_dictionary,
+    "ridges": of_ridges,
+    "lone-dictionaries": of_lone_dictionaries,
+    "networks": of_networks,
+    "components": of_components,
+}
