@@ -43,6 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, ProtocolError
+from .local_hinge import interior_point
 from .local_solvers import LOSSES, Loss, total_loss
 from .logistic import expit
 
@@ -137,7 +138,10 @@ def restricted_optimum(loss: Loss, columns: Floats, targets: Floats, cost: float
     ridge = np.ones(design.shape[1])
     ridge[-1] = 0.0
     if loss == "hinge":
-        solution, duals = _hinge(design, ridge, targets, cost)
+        signed = targets[:, None] * design
+        margins = np.ones(len(targets))
+        solution, duals, *_ = interior_point(signed, margins, ridge, cost, _PRECISION)
+        duals *= targets
     elif loss == "logistic":
         solution = _logistic(design, ridge, targets, cost)
         duals = cost * targets * expit(-targets * (design @ solution))
@@ -170,49 +174,6 @@ def _logistic(design: Floats, ridge: Floats, targets: Floats, cost: float) -> Fl
         if decrease <= _PRECISION**2 * before or step <= 1e-10:
             break
     return point
-
-
-def _hinge(design: Floats, ridge: Floats, targets: Floats, cost: float) -> tuple[Floats, Floats]:
-    """Return weights and bias, (m + 1,), and duals, (n,), of the hinge.
-
-    Mehrotra's predictor and corrector on s = y f - 1 + t >= 0 (multipliers a) and t >= 0
-    (multipliers C - a), where t is the slack; eliminating all but weights and bias leaves
-    equations of size m + 1.
-    """
-    n = len(targets)
-    signed = targets[:, None] * design
-    point = np.zeros(len(ridge))
-    a, t, s = np.full(n, cost / 2.0), np.full(n, 2.0), np.ones(n)
-    for _ in range(_ITERATIONS):
-        rest = cost - a
-        primal = signed @ point - 1.0 + t - s
-        gap = float(a @ s + rest @ t)
-        square = float(point @ (ridge * point))
-        value = objective("hinge", square, design @ point, targets, cost)
-        if gap <= _PRECISION * value and np.abs(primal).max() <= _PRECISION:
-            break
-        scale = s / a + t / rest
-        hessian = np.diag(ridge) + signed.T @ (signed / scale[:, None])
-        right_s, right_t = -a * s, -rest * t
-        for corrector in (False, True):
-            pull = right_s / a - right_t / rest - primal
-            change = np.linalg.solve(hessian, signed.T @ (a + pull / scale) - ridge * point)
-            da = (pull - signed @ change) / scale
-            ds, dt = (right_s - s * da) / a, (right_t + t * da) / rest
-            step = _longest_step((a, da), (rest, -da), (s, ds), (t, dt))
-            if not corrector:
-                ahead = (a + step * da) @ (s + step * ds) + (rest - step * da) @ (t + step * dt)
-                centre = (float(ahead) / gap) ** 3 * gap / (2 * n)
-                right_s, right_t = centre - a * s - da * ds, centre - rest * t + da * dt
-        step *= 0.99
-        point, a, s, t = point + step * change, a + step * da, s + step * ds, t + step * dt
-    return point, targets * a
-
-
-def _longest_step(*pairs: tuple[Floats, Floats]) -> float:
-    """Return the longest step, at most 1, that keeps each first array + step * second >= 0."""
-    shrink = max(float((-change / now).max()) for now, change in pairs)
-    return 1.0 / max(shrink, 1.0)
 
 
 def orthonormal_basis(sent: Floats, outputs: Floats) -> Floats:

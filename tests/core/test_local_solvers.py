@@ -83,7 +83,7 @@ def check(loss: Loss, p: Problem, start: np.ndarray = NONE) -> tuple[np.ndarray,
 
 @pytest.mark.parametrize("shape", [(150, 10), (60, 200)])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_hinge_is_the_same_by_exchanges_products_paths_and_proximal_points(
+def test_the_hinge_is_the_same_by_exchanges_products_paths_and_from_inside(
     shape: tuple[int, int], weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = problem(*shape, penalty=2.0, c=0.7)
@@ -110,14 +110,14 @@ def test_the_hinge_is_the_same_by_exchanges_products_paths_and_proximal_points(
 def test_a_solution_is_followed_from_the_nearest_of_several(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else may solve it: no exchange of rows, and no proximal points."""
+    """Nothing else may solve it: no exchange of rows, and no interior point."""
     p = problem(*shape, c=10.0, penalty=10.0)
     _, start = solve_local("hinge", *p, NONE)
     near = p._replace(v=p.v + np.sin(np.arange(len(p.v))))
     right = solve_local("hinge", *near, NONE)
     assert np.abs(right[1] - start).max() > 0.1 * p.c
     monkeypatch.setattr(local_hinge, "_exchange", lambda *_: None)
-    monkeypatch.setattr(local_hinge, "_proximal_points", lambda *_: pytest.fail("no path"))
+    monkeypatch.setattr(local_hinge, "_from_inside", lambda *_: pytest.fail("no path"))
     far = np.zeros_like(start)
     for starts in (start, np.stack([far, start]), np.stack([start, far])):
         found = solve_local("hinge", *near, starts)
