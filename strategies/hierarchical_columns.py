@@ -8,9 +8,9 @@ three exchanges.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.members import Group, RowPlan
 from fedkern_flwr.judging.figures import Yardstick, bins_of
 from fedkern_flwr.method import Ask, Deliver, Round, Steps
-from fedkern_flwr.solvers.local_solvers import Loss
 
 from .hierarchical_rows import Saver
+
+if TYPE_CHECKING:
+    from .hierarchical_svm import HierarchicalSVM
 
 _OVERHEAD = 28  # bytes that sealing adds
 _NOTHING, _BYTES = np.zeros(0, np.int32), np.zeros(0, np.uint8)
@@ -33,6 +35,9 @@ class Sealed(NamedTuple):
 
     parts: dict[int, bytes]
     step: int
+
+
+_UNSEALED = Sealed({}, 0)
 
 
 def cut_sealed(data: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
@@ -48,19 +53,10 @@ class ColumnRun:
 
     Attributes
     ----------
+    options : HierarchicalSVM
+        The options, the groups and their columns, and which rows belong together.
     facts : SVMFacts
         What is public of the run.
-    groups : tuple of Group
-    columns : sequence of int
-        Of the block of each group.
-    plan : RowPlan
-        Which rows belong together.
-    loss : {"hinge", "logistic", "squared"}
-    C, tolerance : float
-    rounds : int
-        Most iterations.
-    standardised : bool
-        Whether columns are brought to variance 1.
     saver : Saver
     step : int
         Number of the exchange at hand.
@@ -71,27 +67,25 @@ class ColumnRun:
     last : OwnerReply
     """
 
+    options: HierarchicalSVM
     facts: wire.SVMFacts
-    groups: tuple[Group, ...]
-    columns: Sequence[int]
-    plan: RowPlan
-    loss: Loss
-    C: float
-    tolerance: float
-    rounds: int
-    standardised: bool
     saver: Saver
-    step: int = 0
-    message: Sealed = field(default_factory=lambda: Sealed({}, 0))
-    opened: Sealed = field(default_factory=lambda: Sealed({}, 0))
+    step: int
+    message: Sealed = _UNSEALED
+    opened: Sealed = _UNSEALED
     last: wire.OwnerReply = field(
         default_factory=lambda: wire.OwnerReply(sealed=_BYTES, counts=np.zeros(0))
     )
 
     @property
+    def plan(self) -> RowPlan:
+        """Which rows belong together."""
+        return self.options.row_plan_
+
+    @property
     def users(self) -> dict[int, Group]:
         """All users, group by group, and the group of each."""
-        return {user: group for group in self.groups for user in group.users}
+        return {user: group for group in self.options.groups_ for user in group.users}
 
     @property
     def yard(self) -> Yardstick:
@@ -125,17 +119,19 @@ class ColumnRun:
         while not self.last.model:
             if self.saver.is_due(done):
                 self.step += 1
-                agents = [group.agent for group in self.groups]
+                agents = [group.agent for group in self.options.groups_]
                 nodes = [*self.users, *agents, self.facts.owner]
                 yield from self.saver.save(self.step, done, nodes, {})
             yield from self._visit("weights")
             done += 1
-            yield from self._open_and_lead("weights", "last" if done >= self.rounds else "step")
+            yield from self._open_and_lead(
+                "weights", "last" if done >= self.options.num_rounds else "step"
+            )
             objective, bound = self.last.objective, self.last.bound
             gap = max(0.0, objective - bound) / objective
             yield Round(done, {"objective": objective, "gap": gap})
         objective, bound = self.last.objective, self.last.bound
-        converged = objective - bound <= self.tolerance * objective
+        converged = objective - bound <= self.options.tolerance * objective
         return done, converged, f"relative gap {(objective - bound) / objective:.1e}"
 
     def judge(self) -> Steps:
@@ -167,7 +163,7 @@ class ColumnRun:
             user: wire.ColumnsRequest(
                 rows=self.plan.rows,
                 all_rows=self.plan.all_rows,
-                standardised=self.standardised,
+                standardised=self.options.scale == "standard",
                 **self._plan_of(user, group),
             )
             for user, group in self.users.items()
@@ -199,10 +195,10 @@ class ColumnRun:
     def _ask_users(self, requests: Mapping[int, Any], reply: Any) -> Steps:
         """Have users contribute to sums, and those whom they belong to the pads."""
         sums = dict[str, SumSpec]()
-        for k, (group, columns) in enumerate(zip(self.groups, self.columns, strict=True)):
-            label, cohort = f"group {group.number}", 1 + k
-            own: dict[str, Any] = {"agent": group.agent, "label": label, "cohort": cohort}
-            facts = replace(self.facts, columns=columns, **own)
+        for k, group in enumerate(self.options.groups_):
+            own: dict[str, Any] = {"agent": group.agent, "label": f"group {group.number}"}
+            columns = self.options.columns_of(group)
+            facts = replace(self.facts, columns=columns, cohort=1 + k, **own)
             sums |= {spec.key: spec for spec in requests[group.users[0]].sum_specs(facts)}
         owners = [one.receiver for one in sums.values() if one.receiver != SERVER]
         receivers = dict.fromkeys(owners, wire.PadRequest())
@@ -220,12 +216,12 @@ class ColumnRun:
         self.step += 1
         requests: dict[int, Any] = {}
         kinds: dict[int, Any] = {}
-        for group in self.groups if block is not None else ():
+        for group in self.options.groups_ if block is not None else ():
             kinds[group.agent] = wire.BlockReply
             requests[group.agent] = wire.BlockRequest(
                 kind=block or "",
                 rows=self.plan.rows,
-                standardised=self.standardised,
+                standardised=self.options.scale == "standard",
                 users=np.array(group.users, np.int32),
             )
         if owner is not None:
@@ -245,7 +241,7 @@ class ColumnRun:
     def _in_equal_parts(self, replies: Mapping[int, Any]) -> Sealed:
         """Return what agents sealed in this step for each of their users."""
         parts: dict[int, bytes] = {}
-        for group in self.groups:
+        for group in self.options.groups_:
             blob = replies[group.agent].sealed
             parts |= cut_sealed(blob, dict.fromkeys(group.users, len(blob) // len(group.users)))
         return Sealed(parts, self.step)
@@ -255,9 +251,9 @@ class ColumnRun:
         learned = [plan.learned(user) for user in users]
         return wire.OwnerRequest(
             kind=kind,
-            loss=self.loss,
-            c=self.C,
-            tolerance=self.tolerance,
+            loss=self.options.loss,
+            c=self.options.C_,
+            tolerance=self.options.tolerance,
             rows=plan.rows,
             bins=self.yard.bins if kind == "judge" else 0,
             take=plan.owner if users else _NOTHING,
@@ -278,7 +274,7 @@ class ColumnRun:
         self.step += 1
         recalls = {
             group.agent: wire.RecallRequest(model=model, users=np.array(group.users, np.int32))
-            for group in self.groups
+            for group in self.options.groups_
         }
         found = (yield Ask(recalls, reply=wire.RecallReply, number=self.step)).replies
         sealed = self._in_equal_parts(found)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,14 +37,14 @@ from fedkern_flwr.groups.consensus import (
     penalties_of,
 )
 from fedkern_flwr.groups.linear_model import from_digits
-from fedkern_flwr.groups.members import Group
 from fedkern_flwr.judging.figures import Yardstick, bins_of, tidy
 from fedkern_flwr.method import Ask, Round, Save, Steps
 from fedkern_flwr.nodes import Arrays, logger
-from fedkern_flwr.privacy.budget import Releases
 from fedkern_flwr.progress import progress
-from fedkern_flwr.solvers.local_solvers import Loss
 from fedkern_flwr.steps import Overlapping
+
+if TYPE_CHECKING:
+    from .hierarchical_svm import HierarchicalSVM
 
 _NONE, _NOTHING = np.zeros(0), np.zeros((0, 0))
 _LARGE_C = 1e3  # with a larger C the whole objective is divided by a number
@@ -188,31 +188,13 @@ class RowRun:
 
     Attributes
     ----------
+    options : HierarchicalSVM
+        The options, the groups, and the choice of C of the run.
     facts : SVMFacts
         What is public of the run.
-    groups : tuple of Group
-    loss : {"hinge", "logistic", "squared"}
-    gamma : float
-        Width of the kernel, 0 without one.
-    seed : int
-        Of the random features.
-    standard, counted : bool
-        Whether columns are standardised, and classes weighted.
-    rounds : int
-        Most iterations.
-    tolerance, relaxation : float
-    schedule : {"scaled", "rising", "balanced", "fixed"}
-        How rho grows.
-    rho : tuple of float
-        First rho of each group, where it is given.
-    sigma : float or None
-        Penalty of the agents, where it is given.
     saver : Saver
-    sizes : callable
-        Returns what was planned within the nodes' release limits, for a checkpoint.
-    noise : Releases
-        What was released with noise.
-    choice : Choice
+    step : int
+        Number of the exchange at hand.
     coordinates : Coordinates
     raw : Coordinates or None
         By which columns are standardised before random features are made of them.
@@ -220,42 +202,34 @@ class RowRun:
         Where classes are weighted: share of the rows of each output that are positive.
     told : str
         Name of the last sum over all users: they have been told the same.
-    step : int
-        Number of the exchange at hand.
-    trace : list of (float, int, ndarray)
-        Seconds since the start, iterations done and model.
     """
 
+    options: HierarchicalSVM
     facts: wire.SVMFacts
-    groups: tuple[Group, ...]
-    loss: Loss
-    gamma: float
-    seed: int
-    standard: bool
-    counted: bool
-    rounds: int
-    tolerance: float
-    relaxation: float
-    schedule: RhoSchedule
-    rho: tuple[float, ...]
-    sigma: float | None
     saver: Saver
-    sizes: Mapping[str, Any]
-    noise: Releases
-    choice: Choice = field(default_factory=Choice)
+    step: int
     coordinates: Coordinates = field(default_factory=lambda: Coordinates.identity(0))
     raw: Coordinates | None = None
     shares: Floats = field(default_factory=lambda: _NONE)
     told: str = ""
-    step: int = 0
-    trace: list[tuple[float, int, Floats]] = field(default_factory=list)
 
     # -- what the users minimise
 
     @property
+    def choice(self) -> Choice:
+        """The choice of C."""
+        return self.options.choice_
+
+    @property
     def users(self) -> list[int]:
         """All users, group by group."""
-        return [user for group in self.groups for user in group.users]
+        return self.options.users_
+
+    @property
+    def schedule(self) -> RhoSchedule:
+        """How rho grows."""
+        several = self.facts.outputs > 1 and not self.options.staleness
+        return self.options.rho_schedule or ("scaled" if several else "rising")
 
     @property
     def rows(self) -> int:
@@ -309,14 +283,16 @@ class RowRun:
         Random features vary little, so that their weights in the coordinates of the run are
         penalised by far more than 1, and rho grows with the root of that.
         """
-        if self.rho:
-            return np.full(self.each_c.shape, self.rho[place] / self.unit)
+        if (given := self.options.step_sizes or self.options.rho) is not None:
+            rho = given[place] if isinstance(given, tuple) else given
+            return np.full(self.each_c.shape, rho / self.unit)
         wide = self.coordinates.ridge()[:-1].mean() ** 0.5 if self.facts.features else 1
         return initial_rho(self.schedule, self.each_c) * wide
 
     def mean_rho(self) -> Floats:
         """Return the first rho, on average over the groups, shape (k, 1)."""
-        return np.asarray(np.mean([self.first_rho(k) for k in range(len(self.groups))], 0))
+        groups = range(len(self.options.groups_))
+        return np.asarray(np.mean([self.first_rho(k) for k in groups], 0))
 
     def rho_of(self, place: int, done: int, factor: Floats) -> Floats:
         """Return rho of a group for each output, shape (k, 1), after so many iterations."""
@@ -324,10 +300,10 @@ class RowRun:
 
     def sigma_of(self, done: int, factor: Floats) -> Floats:
         """Return the penalty of the agents for each output, by default rho times users a group."""
-        if self.sigma is not None:
-            return np.full((len(factor), 1), self.sigma / self.unit)
+        if (given := self.options.sigma) is not None:
+            return np.full((len(factor), 1), given / self.unit)
         grown = self.mean_rho() * growth(self.schedule, done, factor)[:, None]
-        return grown * len(self.users) / len(self.groups)
+        return grown * len(self.users) / len(self.options.groups_)
 
     def next_factor(self, now: Floats, residuals: Residuals, done: int) -> Floats:
         """Return the factors of rho in the next iteration."""
@@ -335,12 +311,13 @@ class RowRun:
 
     def is_small(self, residuals: Residuals, done: int) -> bool:
         """Tell whether the run has converged after so many iterations."""
-        return done > 1 and self.choice.is_judged_at(done) and residuals.small(self.tolerance)
+        small = residuals.small(self.options.tolerance)
+        return done > 1 and self.choice.is_judged_at(done) and small
 
     def note(self, started: float, done: int, model: Floats) -> None:
         """Note the model of an iteration, unless it is one of those that are tried."""
         if not self.choice.trying:
-            self.trace.append((time.monotonic() - started, done, model))
+            self.options.trace_.append((time.monotonic() - started, done, model))
 
     # -- exchanges with all users
 
@@ -350,31 +327,33 @@ class RowRun:
         sums = next(iter(each.values())).sum_specs(self.now)
         for spec in sums:
             if spec.release is not None:
-                self.noise.note(spec.release, len(each))
+                self.options.noise_.note(spec.release, len(each))
         answers = yield Ask(each, reply=reply, number=self.step, sums=sums, **more)
         return answers.totals[sums[0].key] if sums else answers.replies
 
     def measure(self) -> Steps:
         """Fit the coordinates to what the model is linear in: one exchange, two with features."""
-        if self.facts.features and self.standard:
+        standard = self.options.scale == "standard"
+        if self.facts.features and standard:
             self.raw = yield from self._fit(standardised=True, raw=True)
-        standardised = self.standard and not self.facts.features
+        standardised = standard and not self.facts.features
         self.coordinates = yield from self._fit(standardised=standardised)
 
     def _fit(self, *, standardised: bool, raw: bool = False) -> Steps:
         self.step += 1
-        partners = {u: [g.agent] for g in self.groups if g.agent >= 0 for u in g.users}
+        own, groups = self.options, self.options.groups_
+        partners = {u: [g.agent] for g in groups if g.agent >= 0 for u in g.users}
         shared = wire.StatisticsRequest(
-            loss=self.loss,
+            loss=own.loss,
             c=self.choice.C / self.unit,
             tried=np.array(self.choice.tried),
             folds=self.choice.folds,
             features=self.facts.features,
-            gamma=self.gamma,
-            feature_seed=self.seed,
+            gamma=own.chosen_gamma,
+            feature_seed=own.run_seed,
             rows=self.rows,
             raw=raw,
-            counted=self.counted and not raw,
+            counted=own.class_weight == "balanced" and not raw,
             partners=np.zeros(0, np.int32),
             raw_mean=_NONE if self.raw is None else self.raw.mean,
             raw_deviation=_NONE if self.raw is None else self.raw.deviation,
@@ -395,7 +374,7 @@ class RowRun:
         own, names = self.coordinates, ("mean", "deviation", "ridge", "shares")
         found = (own.mean, own.deviation, self.ridge, self.shares) if first else (_NONE,) * 4
         known: dict[str, Any] = dict(zip(names, found, strict=True))
-        return known | {"chosen": self.choice.chosen, "relaxation": self.relaxation}
+        return known | {"chosen": self.choice.chosen, "relaxation": self.options.relaxation}
 
     # -- without agents
 
@@ -411,7 +390,7 @@ class RowRun:
             best, model = self.restore(arrays, meta), arrays["model"]
         factor = np.array(meta.get("factor", [1.0] * len(model)))
         count, ridge = len(self.users), self.ridge
-        while done < self.rounds and not converged:
+        while done < self.options.num_rounds and not converged:
             if choice.is_settled_at(done + 1):
                 model, factor, best = choice.part_of(model), choice.part_of(factor), None
             if self.saver.is_due(done):
@@ -448,8 +427,10 @@ class RowRun:
         self, done: int, nodes: Iterable[int], arrays: Arrays, best: Judged | None, **meta: Any
     ) -> Steps:
         """Keep the run after an iteration, see :class:`Saver`."""
-        own, choice = self.coordinates, vars(self.choice) | {"tried": list(self.choice.tried)}
-        meta |= {"standardised": own.standardised, "trials": {**choice, **self.sizes}}
+        own, options = self.coordinates, self.options
+        planned = {"fitting": options.fitting_, "notes": options.notes_}
+        trials = {**vars(self.choice), **planned, "rounds": options.num_rounds}
+        meta |= {"standardised": own.standardised, "trials": trials}
         arrays = {**arrays, "mean": own.mean, "deviation": own.deviation, **self.raw_arrays()}
         if best is not None:
             arrays |= {"best": best.model, "best_objectives": best.objectives}
@@ -529,25 +510,17 @@ class RowRun:
         self.coordinates = gradients.public_coordinates(facts.columns, facts.features)
         start, ridge = np.zeros(self.shape), self.coordinates.ridge()
         model, mean = arrays.get("model", start), arrays.get("mean", start)
-        half, self.step = self.rounds // 2, saver.last
-        for done in range(saver.last, self.rounds):
+        rounds = self.options.num_rounds
+        half, self.step = rounds // 2, saver.last
+        for done in range(saver.last, rounds):
             request = self._noisy(wire.GradientRequest, model)
             total = yield from self.ask_users(request, wire.GradientReply)
-            before, model = (
-                model,
-                gradients.next_model(
-                    model,
-                    total.reshape(self.shape),
-                    done,
-                    loss=self.loss,
-                    c=self.choice.C,
-                    rows=self.rows,
-                    ridge=ridge,
-                ),
-            )
-            mean = mean + model * (done >= half) / (self.rounds - half)
+            how: dict[str, Any] = {"c": self.choice.C, "rows": self.rows, "ridge": ridge}
+            before, slope = model, total.reshape(self.shape)
+            model = gradients.next_model(before, slope, done, loss=self.options.loss, **how)
+            mean = mean + model * (done >= half) / (rounds - half)
             moved, save = float(np.linalg.norm(model - before)), None
-            if done in (0, self.rounds - 1) or saver.is_due(done + 1):
+            if done in (0, rounds - 1) or saver.is_due(done + 1):
                 saver.last = done + 1
                 meta = {"nodes": saver.nodes, "done": done + 1}
                 save = Save({"model": model, "mean": mean}, meta, kept=1)
@@ -566,11 +539,11 @@ class RowRun:
         self.step += 1
         return kind(
             round=self.step,
-            loss=self.loss,
+            loss=self.options.loss,
             features=self.facts.features,
-            gamma=self.gamma,
-            feature_seed=self.seed,
-            iterations=self.rounds,
+            gamma=self.options.chosen_gamma,
+            feature_seed=self.options.run_seed,
+            iterations=self.options.num_rounds,
             model=model,
         )
 

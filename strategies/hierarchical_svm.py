@@ -275,12 +275,12 @@ class HierarchicalSVM(Judges, PrivateMethod):
     @property
     def columns_(self) -> int:
         """Columns of the rows; in a vertical split of all groups together."""
-        found = self._blocks()
+        found = list(map(self.columns_of, self.groups_))
         return sum(found) if self.partition == "vertical" else sum(found[:1])
 
-    def _blocks(self) -> list[int]:
-        """Return the columns of each group."""
-        return [int(self.party_of(group.users[0]).features) for group in self.groups_]
+    def columns_of(self, group: Group) -> int:
+        """Return how many columns a group's users have."""
+        return int(self.party_of(group.users[0]).features)
 
     @property
     def chosen_gamma(self) -> float:
@@ -539,7 +539,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
             return (yield from self._learn_columns(saver, step))
         if self.budget is None and not known:
             self._plan_trials()
-        run = self._row_run(saver, step)
+        run = RowRun(self, self._facts(), saver, step)
         if self.budget is not None:
             return (yield from self._learn_privately(run))
         if not known:
@@ -566,38 +566,10 @@ class HierarchicalSVM(Judges, PrivateMethod):
             **more,
         )
 
-    def _row_run(self, saver: Saver, step: int) -> RowRun:
-        several = self.outputs_ > 1 and not self.staleness
-        given = () if self.rho is None else (self.rho,) * len(self.groups_)
-        sizes = {"rounds": self.num_rounds, "fitting": self.fitting_, "notes": self.notes_}
-        return RowRun(
-            facts=self._facts(),
-            groups=self.groups_,
-            loss=self.loss,
-            gamma=self.chosen_gamma,
-            seed=self.run_seed,
-            standard=self.scale == "standard",
-            counted=self.class_weight == "balanced",
-            rounds=self.num_rounds,
-            tolerance=self.tolerance,
-            relaxation=self.relaxation,
-            schedule=self.rho_schedule or ("scaled" if several else "rising"),
-            rho=self.step_sizes or given,
-            sigma=self.sigma,
-            saver=saver,
-            sizes=sizes,
-            noise=self.noise_,
-            choice=self.choice_,
-            step=step,
-            trace=self.trace_,
-        )
-
     def _learn_groups(self, run: RowRun) -> Steps:
         """Iterate with groups and their agents."""
         reported = self.history_[-1]["round"] if self.history_ else 0
-        leaves = self.lost_groups == "leave-out"
-        how = self.staleness, leaves, self.attempts, self.least_agents, reported
-        loop = GroupLoop(run, (yield Overlapping()), *how)
+        loop = GroupLoop(run, (yield Overlapping()), reported)
         if self.saved_meta_:
             loop.restore(self.saved_, self.saved_meta_)
         return (yield from loop.rounds())
@@ -642,21 +614,8 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     def _column_run(self, saver: Saver, step: int) -> ColumnRun:
         owner = next(p.partition for p in self.parties_.values() if p.role == OWNER)
-        plan = self.row_plan_
-        rows = {"plan_rows": plan.rows, "all_rows": plan.all_rows}
-        return ColumnRun(
-            facts=self._facts(owner=owner, **rows),
-            groups=self.groups_,
-            columns=self._blocks(),
-            plan=plan,
-            loss=self.loss,
-            C=self.C_,
-            tolerance=self.tolerance,
-            rounds=self.num_rounds,
-            standardised=self.scale == "standard",
-            saver=saver,
-            step=step,
-        )
+        rows = {"plan_rows": self.row_plan_.rows, "all_rows": self.row_plan_.all_rows}
+        return ColumnRun(self, self._facts(owner=owner, **rows), saver, step)
 
     def _learn_columns(self, saver: Saver, step: int) -> Rounds:
         """Learn from columns at groups; return the metrics of the run."""
@@ -735,7 +694,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
                 columns = self._column_run(Saver(0, ""), 0)
                 samples = yield from columns.predict(self.predicting, numbers)
             else:
-                rows = self._row_run(Saver(0, ""), 0)
+                rows = RowRun(self, self._facts(), Saver(0, ""), 0)
                 samples = yield from rows.predict(arrays, meta)
             return {"predicted_rows": samples}
 
