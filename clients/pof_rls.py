@@ -14,8 +14,7 @@ from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.guard import check_size
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import ridge, ridge_plan
-from fedkern_flwr.online.hedge import Hedge
-from fedkern_flwr.online.learning import Floats
+from fedkern_flwr.online.learning import Floats, Hedge
 
 from .pof_mkl_samples import StreamAccount, known_word
 

@@ -19,8 +19,16 @@ from fedkern_flwr.guard import counting
 from fedkern_flwr.guard.rows import OwnRows, Streamed
 from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.source import ENDED, LATE, ROWS, Found, IteratorSource, Place, Source
-from fedkern_flwr.online.stream_files import open_stream
+from fedkern_flwr.online.source import (
+    ENDED,
+    LATE,
+    ROWS,
+    Found,
+    IteratorSource,
+    Place,
+    Source,
+    open_stream,
+)
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.wire import DescribeReply, DescribeRequest
 
