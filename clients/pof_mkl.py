@@ -28,22 +28,9 @@ from fedkern_flwr.tables.arrow import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
 
+from . import pof_mkl_samples as samples
 from . import pof_rls
-from .pof_mkl_samples import (
-    Predictions,
-    StreamAccount,
-    book,
-    choose_kernels,
-    chosen_gradients,
-    compare,
-    learn_alone,
-    learn_between,
-    message_features,
-    message_sum,
-    predict_rows,
-    weigh_samples,
-    weights_now,
-)
+from .pof_mkl_samples import Predictions, StreamAccount
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -190,11 +177,11 @@ class OnlineKernelClient(Client):
     def train_personal(self, request: wire.PersonalRequest) -> wire.PersonalReply:
         """Algorithm 2 of POF-MKL on the client, for B samples."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
-        followed = learn_between(seen, request, account.squared)
-        weights, losses, account.gap = weigh_samples(request, account, followed.losses)
-        chosen, probabilities = choose_kernels(request, weights[0], self.partition)
-        gradient = chosen_gradients(seen, request, chosen, probabilities)
-        book(account, followed, losses, weights)
+        followed = samples.learn_between(seen, request, account.squared)
+        weights, losses, account.gap = samples.weigh_samples(request, account, followed.losses)
+        chosen, probabilities = samples.choose_kernels(request, weights[0], self.partition)
+        gradient = samples.chosen_gradients(seen, request, chosen, probabilities)
+        samples.book(account, followed, losses, weights)
         kernels = chosen[:0] if request.released else chosen
         return wire.PersonalReply(kernels=kernels, gradient=gradient, **account.report())
 
@@ -214,8 +201,9 @@ class OnlineKernelClient(Client):
         """Predict with weights of the server; return what a reply has of gradients and losses."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
         sums, chosen = seen.losses.sum(axis=0), request.kernels_summed()
-        gradient = chosen_gradients(seen, request, chosen, np.full(len(chosen), request.chance()))
-        book(account, seen, account.losses + sums, weights)
+        likely = np.full(len(chosen), request.chance())
+        gradient = samples.chosen_gradients(seen, request, chosen, likely)
+        samples.book(account, seen, account.losses + sums, weights)
         return {"gradient": gradient, "losses": sums[: request.losses()], **account.report()}
 
     @answers(wire.RidgeRequest)
@@ -243,11 +231,11 @@ class OnlineKernelClient(Client):
                 code="FK-ORDER-PLAIN",
             )
         account = self.kept.of(len(request.bandwidths) // 8)
-        theta, errors, regrets = learn_alone(
+        theta, errors, regrets = samples.learn_alone(
             request, account, *self._rows(request.step, request.samples)
         )
-        many = len(self.y_test)
-        outputs = predict_rows(request, theta, weights_now(request, account), self.x_test[:many])
+        many, weights = len(self.y_test), samples.weights_now(request, account)
+        outputs = samples.predict_rows(request, theta, weights, self.x_test[:many])
         judged = np.array([*self._judged(outputs).values()], np.float64)
         tests, error = self.figures("held-out rows", np.arange(many), judged, alone=True)
         return wire.LocalReply(
@@ -275,9 +263,9 @@ class OnlineKernelClient(Client):
         """Predict the held-out rows; own weights unless the server gives weights."""
         weights = request.weights
         if not weights.size:
-            weights = weights_now(request, self.kept.of(len(request.theta)))
+            weights = samples.weights_now(request, self.kept.of(len(request.theta)))
         tests = self.x_test[: len(self.y_test)]
-        outputs = predict_rows(request, request.theta, weights, tests)
+        outputs = samples.predict_rows(request, request.theta, weights, tests)
         return wire.EvaluateReply(**self._judged(outputs))
 
     @answers(wire.PredictRequest)
@@ -285,8 +273,8 @@ class OnlineKernelClient(Client):
         """Predict the held-out rows with the weights kept of an earlier run, and write them."""
 
         def predict(account: StreamAccount) -> Floats:
-            weights = weights_now(request, account.of(len(request.theta)))
-            return predict_rows(request, request.theta, weights, self.x_test)
+            weights = samples.weights_now(request, account.of(len(request.theta)))
+            return samples.predict_rows(request, request.theta, weights, self.x_test)
 
         return wire.PredictReply(samples=self._predict_later(request, predict))
 
@@ -364,18 +352,18 @@ class OnlineKernelClient(Client):
         ------
         RefusedError
         """
-        vector = message_sum(request, *self._rows(request.step, request.samples))
+        vector = samples.message_sum(request, *self._rows(request.step, request.samples))
         self.secure_sums.contribute(wire.UPDATE_SUM, vector, release=str(request.round))
         told: dict[str, Any] = {"total_samples": 0, "total_squared_error": 0.0}
         told |= {"regret": 0.0, "largest_loss": 0.0}
-        before = self.kept.pack()
+        before = self.kept.twin()
         try:
             report = learn(request)
             self.state_class.unpack(self.kept.pack())
         except Exception:
             if self.simulated:
                 raise
-            self.kept = self.state_class.unpack(before)
+            self.kept = before
             logger.exception("nothing is learned from this message")
         else:
             if self.simulated:
@@ -468,8 +456,8 @@ class OnlineKernelClient(Client):
 
     def _predict(self, request: wire.KernelRequest) -> Predictions:
         x, y = self._rows(request.step, request.samples)
-        z = message_features(request, x.shape[1])(x)
-        return compare(z, request.theta, y - request.centre, request)
+        z = samples.message_features(request, x.shape[1])(x)
+        return samples.compare(z, request.theta, y - request.centre, request)
 
     def _adapt(self, request: wire.NetworkRequest, widths: tuple[int, ...]) -> Floats:
         """One inner step on the samples before ``request.step``; none at the start."""
@@ -498,10 +486,11 @@ class OnlineKernelClient(Client):
             return
         if isinstance(request, wire.RidgeRequest):
             own = ridge.without_inverses(own)
-        kept = StreamAccount.pack(replace(self.kept, own=own))  # without the place of a stream
+        account = StreamAccount(self.kept.losses, gap=self.kept.gap, own=own)
+        account.samples = self.kept.samples
         meta = {"law": self._law(request), "round": request.round}
-        numbers = np.frombuffer(kept, "<f8")
-        write_atomically(path, pack_arrays({"account": numbers}, meta), private=True)
+        packed = np.frombuffer(account.pack(), np.uint8)
+        write_atomically(path, pack_arrays({"account": packed}, meta), private=True)
 
     def _predict_later(
         self,
@@ -539,7 +528,7 @@ class OnlineKernelClient(Client):
             )
         try:
             arrays, meta = unpack_arrays(path.read_bytes())
-            account = StreamAccount.unpack(arrays["account"].tobytes())
+            account = StreamAccount.of_weights(arrays)
         except (CheckpointError, ProtocolError, KeyError):
             arrays, meta, account = {}, {}, StreamAccount()
         if meta.get("law") != self._law(request):

@@ -18,24 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import SumError, TableError
-from fedkern_flwr.groups import gradients
+from fedkern_flwr.groups import consensus, gradients
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import (
-    FOLDS,
-    JUDGED,
-    TRIAL_ROUNDS,
-    Coordinates,
-    Floats,
-    Residuals,
-    RhoSchedule,
-    choose,
-    growth,
-    initial_rho,
-    next_growth,
-    norms,
-    part_of,
-    penalties_of,
-)
+from fedkern_flwr.groups.consensus import Coordinates, Floats, Residuals, RhoSchedule
 from fedkern_flwr.groups.linear_model import from_digits
 from fedkern_flwr.judging.figures import Yardstick, bins_of, tidy
 from fedkern_flwr.method import Ask, Round, Save, Steps
@@ -142,37 +127,37 @@ class Choice:
         if not self.trying or self.found >= 0:
             return
         text = f"choosing C of {len(self.tried)} values on {rows:,} rows"
-        progress(text, number, TRIAL_ROUNDS)
-        if number < JUDGED:
+        progress(text, number, consensus.TRIAL_ROUNDS)
+        if number < consensus.JUDGED:
             return
-        self.found, errors = choose(losses, self.folds, self.tried)
+        self.found, errors = consensus.choose(losses, self.folds, self.tried)
         found = self.tried[self.found]
-        held = f"{self.folds} folds" if self.folds > 1 else f"one fold of {FOLDS}"
+        held = f"{self.folds} folds" if self.folds > 1 else f"one fold of {consensus.FOLDS}"
         self.tuned = {
             "by": held,
             "why": "all that is tried",
             "Cs": list(self.tried),
             "losses": errors,
             "C": found,
-            "iterations": TRIAL_ROUNDS,
+            "iterations": consensus.TRIAL_ROUNDS,
         }
         logger.info("by %s: C %g", held, found)
         progress(f"training with C = {found:g} on {rows:,} rows")
 
     def is_judged_at(self, number: int) -> bool:
         """Tell whether losses that come with the record of an iteration are of the rows learned."""
-        return not self.folds or number > TRIAL_ROUNDS
+        return not self.folds or number > consensus.TRIAL_ROUNDS
 
     def is_settled_at(self, number: int) -> bool:
         """Go on with what was chosen, if the center of that iteration is the first of it."""
-        if not self.trying or self.found < 0 or number < TRIAL_ROUNDS:
+        if not self.trying or self.found < 0 or number < consensus.TRIAL_ROUNDS:
             return False
         self.chosen, self.C = self.found, self.tried[self.found]
         return True
 
     def part_of(self, stacked: Floats) -> Floats:
         """Return what belongs to the chosen C, of what belongs to all that were tried."""
-        return part_of(stacked, self.folds, len(self.tried), self.chosen)
+        return consensus.part_of(stacked, self.folds, len(self.tried), self.chosen)
 
     def restore(self, meta: Mapping[str, Any]) -> None:
         """Take from a checkpoint how far that is."""
@@ -272,7 +257,7 @@ class RowRun:
 
     def judged(self, model: Floats, losses: Floats) -> Judged:
         """Return models with their objectives, of so much loss per row each."""
-        penalties = penalties_of(model, self.coordinates.ridge())
+        penalties = consensus.penalties_of(model, self.coordinates.ridge())
         return Judged(penalties + self.choice.C * self.rows * losses, model)
 
     # -- penalties of ADMM
@@ -287,7 +272,7 @@ class RowRun:
             rho = given[place] if isinstance(given, tuple) else given
             return np.full(self.each_c.shape, rho / self.unit)
         wide = self.coordinates.ridge()[:-1].mean() ** 0.5 if self.facts.features else 1
-        return initial_rho(self.schedule, self.each_c) * wide
+        return consensus.initial_rho(self.schedule, self.each_c) * wide
 
     def mean_rho(self) -> Floats:
         """Return the first rho, on average over the groups, shape (k, 1)."""
@@ -296,18 +281,19 @@ class RowRun:
 
     def rho_of(self, place: int, done: int, factor: Floats) -> Floats:
         """Return rho of a group for each output, shape (k, 1), after so many iterations."""
-        return self.first_rho(place) * growth(self.schedule, done, factor)[:, None]
+        return self.first_rho(place) * consensus.growth(self.schedule, done, factor)[:, None]
 
     def sigma_of(self, done: int, factor: Floats) -> Floats:
         """Return the penalty of the agents for each output, by default rho times users a group."""
         if (given := self.options.sigma) is not None:
             return np.full((len(factor), 1), given / self.unit)
-        grown = self.mean_rho() * growth(self.schedule, done, factor)[:, None]
+        grown = self.mean_rho() * consensus.growth(self.schedule, done, factor)[:, None]
         return grown * len(self.users) / len(self.options.groups_)
 
     def next_factor(self, now: Floats, residuals: Residuals, done: int) -> Floats:
         """Return the factors of rho in the next iteration."""
-        return next_growth(self.schedule, now, residuals, self.mean_rho()[:, 0] * now, done)
+        rho = self.mean_rho()[:, 0] * now
+        return consensus.next_growth(self.schedule, now, residuals, rho, done)
 
     def is_small(self, residuals: Residuals, done: int) -> bool:
         """Tell whether the run has converged after so many iterations."""
@@ -405,8 +391,8 @@ class RowRun:
             terms, statistics = np.split(total, [model.size])
             losses, primal, pull = statistics.reshape(wire.USER_STATISTICS, -1)
             model = rho * terms.reshape(model.shape) / (rho * count + ridge)
-            change = rho[:, 0] * count * norms(model - before)
-            residuals = Residuals(primal, count * norms(model), change, pull * self.rows)
+            change = rho[:, 0] * count * consensus.norms(model - before)
+            residuals = Residuals(primal, count * consensus.norms(model), change, pull * self.rows)
             row: dict[str, Any] = dict(zip(("primal", "dual"), residuals.largest(), strict=True))
             moved = float(np.linalg.norm(model - before))
             row |= {"consensus_difference": moved, "rho": float(rho.max())}
@@ -495,7 +481,7 @@ class RowRun:
 
     def objective_of(self, model: Floats, total: Floats) -> float:
         """Return the objective of a model, of what was summed to judge it."""
-        penalty = float(penalties_of(model, self.coordinates.ridge()).sum())
+        penalty = float(consensus.penalties_of(model, self.coordinates.ridge()).sum())
         return penalty + self.choice.C * self.rows * float(total[0])
 
     # -- with a budget of privacy

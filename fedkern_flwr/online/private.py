@@ -170,9 +170,8 @@ def ridge_sum(request: Any, x: NDArray[Any], labels: Floats) -> Floats:
         parts.append(ridge.sums(ridge.raw_rows(inside), y))
     if request.sums:
         phi = ridge.kernel_rows(x, request.bandwidths, request.features, request.seed)
-        half = np.arange(request.summed)
-        phi = phi[: request.shared, :, np.concatenate([half, request.features + half])]
-        phi = np.nan_to_num(phi, nan=0.0)
+        places = ridge.summed_places(request.features, request.summed)
+        phi = np.nan_to_num(phi[: request.shared, :, places], nan=0.0)
         parts.append(ridge.sums(phi, y).ravel())
     return np.concatenate(parts)
 

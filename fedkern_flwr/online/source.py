@@ -279,8 +279,27 @@ class FileSource:
                 offset += len(line)
                 text = line.decode("utf-8", "replace").strip()
                 if text:
-                    found.add(cells(text), names, self.label, self.id_column, self._number, width)
+                    self._add(found, cells(text), names, _WIDTH if width else _SHAPE)
         return replace(place, offset=offset, head=self._digest(offset)) if offset else place
+
+    def _add(
+        self, found: _Rows, cells: Mapping[str, Any] | None, names: Sequence[str], bad: str
+    ) -> None:
+        """Add a row, or why it is none: of a line without cells ``bad``."""
+        found.width = len(names)
+        if cells is None:
+            found.why[bad] += 1
+            return
+        wanted = [self._number(cells.get(name)) for name in (*names, self.label)]
+        problems = [one for one in wanted if isinstance(one, str)]
+        name = "" if self.id_column is None else str(cells.get(self.id_column, "")).strip()
+        if self.id_column is not None and (not name or name in found.ids):
+            problems.append(_AGAIN if name else _GAP)
+        if problems:
+            found.why[problems[0]] += 1
+            return
+        *features, target = (float(one) for one in wanted)
+        found.put(features, target, name)
 
     def _layout(self, head: bytes) -> tuple[Callable[[str], Any], tuple[str, ...], int]:
         """Return what reads a line, the names of the features, and how many cells a line has."""
@@ -337,31 +356,6 @@ class _Rows:
     ids: list[str] = field(default_factory=list)
     why: Counter[str] = field(default_factory=Counter)
     width: int = 0
-
-    def add(
-        self,
-        cells: Mapping[str, Any] | None,
-        names: Sequence[str],
-        label: str,
-        id_column: str | None,
-        number: Callable[[Any], float | str],
-        width: int,
-    ) -> None:
-        """Add a row, or why it is none."""
-        self.width = len(names)
-        if cells is None:
-            self.why[_WIDTH if width else _SHAPE] += 1
-            return
-        wanted = [number(cells.get(name)) for name in (*names, label)]
-        name = "" if id_column is None else str(cells.get(id_column, "")).strip()
-        problems = [one for one in wanted if isinstance(one, str)]
-        if id_column is not None and (not name or name in self.ids):
-            problems.append(_AGAIN if name else _GAP)
-        if problems:
-            self.why[problems[0]] += 1
-            return
-        *features, target = (float(one) for one in wanted)
-        self.put(features, target, name)
 
     def put(self, features: Any, target: float, name: str = "") -> None:
         """Add a row that is one."""
