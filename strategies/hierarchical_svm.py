@@ -492,24 +492,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
             named["num_rounds"] = gradients.ITERATIONS
         return super().start(*arguments, **named)
 
-    def go_on(self, progress: Mapping[str, Any]) -> None:
-        """Take up a run that broke off.
-
-        Raises
-        ------
-        CheckpointError
-            Its groups were under way in one of the two loops of an earlier release.
-        """
-        saved = progress.get("saved") or {}
-        places = saved.get("groups", {}).values()
-        if "tick" in saved and not (places and all(isinstance(at, list) for at in places)):
-            raise CheckpointError(
-                f"{self.checkpoint} was written by an earlier version of fedkern-flwr",
-                remedy="resume with that version, or start anew",
-                code="FK-CHECKPOINT-VERSION",
-            )
-        super().go_on(progress)
-
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
         """Fit the model and judge it on held-out rows."""
         known, vertical, step = self.saved_meta_, self.partition == "vertical", 0
