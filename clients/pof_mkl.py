@@ -58,6 +58,9 @@ _OF_RIDGES = (
 )
 
 
+_WEIGHTS = ".weights"  # end of the file of what predictions need of a run
+
+
 class OnlineKernelClient(Client):
     """Client of POF-MKL, POF-RLS, their baselines and PerFedAvg.
 
@@ -271,21 +274,20 @@ class OnlineKernelClient(Client):
     @answers(wire.PredictRequest)
     def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
         """Predict the held-out rows with the weights kept of an earlier run, and write them."""
-
-        def predict(account: StreamAccount) -> Floats:
-            weights = samples.weights_now(request, account.of(len(request.theta)))
-            return samples.predict_rows(request, request.theta, weights, self.x_test)
-
-        return wire.PredictReply(samples=self._predict_later(request, predict))
+        if len(self.x_test):
+            account = self._read_kept(request).of(len(request.theta))
+            weights = samples.weights_now(request, account)
+            found = samples.predict_rows(request, request.theta, weights, self.x_test)
+            self._write_outputs(found)
+        return wire.PredictReply(samples=len(self.x_test))
 
     @answers(wire.RidgePredictRequest)
     def predict_ridges(self, request: wire.RidgePredictRequest) -> wire.RidgePredictReply:
         """Predict the held-out rows with the mixture kept of an earlier run, and write them."""
-
-        def predict(account: StreamAccount) -> Floats:
-            return pof_rls.predict_rows(request, account, self.x_test)
-
-        return wire.RidgePredictReply(samples=self._predict_later(request, predict))
+        if len(self.x_test):
+            account = self._read_kept(request)
+            self._write_outputs(pof_rls.predict_rows(request, account, self.x_test))
+        return wire.RidgePredictReply(samples=len(self.x_test))
 
     @answers(wire.NetworkEvaluateRequest)
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
@@ -468,10 +470,6 @@ class OnlineKernelClient(Client):
 
     # -- predictions after a run: the weights that a node keeps of it, the file that it writes
 
-    def _kept_weights(self, session: str) -> Path | None:
-        """Return the file of what predictions need of a run; None without a folder."""
-        return self.state_path(session, ".weights")
-
     def _law(self, request: Any) -> str:
         """Return a digest of what is public of a run: how its weights are made, and the columns."""
         names = _OF_RIDGES if isinstance(request, wire.RidgeRequest) else _OF_KERNELS
@@ -481,7 +479,7 @@ class OnlineKernelClient(Client):
 
     def _keep_weights(self, request: wire.PersonalRequest | wire.RidgeRequest) -> None:
         """Keep what predictions need of this client's, if there is a folder."""
-        path, own = self._kept_weights(request.session), self.kept.own
+        path, own = self.state_path(request.session, _WEIGHTS), self.kept.own
         if path is None:
             return
         if isinstance(request, wire.RidgeRequest):
@@ -492,17 +490,6 @@ class OnlineKernelClient(Client):
         packed = np.frombuffer(account.pack(), np.uint8)
         write_atomically(path, pack_arrays({"account": packed}, meta), private=True)
 
-    def _predict_later(
-        self,
-        request: wire.PredictRequest | wire.RidgePredictRequest,
-        predict: Callable[[StreamAccount], Floats],
-    ) -> int:
-        """Predict the held-out rows with what was kept of a run, write them; return how many."""
-        if not len(self.x_test):
-            return 0
-        self._write_outputs(predict(self._read_kept(request)))
-        return len(self.x_test)
-
     def _read_kept(self, request: wire.PredictRequest | wire.RidgePredictRequest) -> StreamAccount:
         """Return what this node kept at the end of the run that made the model.
 
@@ -511,14 +498,7 @@ class OnlineKernelClient(Client):
         CheckpointError
             They are not there, or belong to another model.
         """
-        if self.state_dir is None:
-            raise CheckpointError(
-                "this node has no folder with its weights over the kernels",
-                remedy="give it the state-dir that it had when the model was made",
-                party=self.name,
-                code="FK-KEPT-NONE",
-            )
-        path = self._kept_weights(request.model)
+        path = self.state_path(request.model, _WEIGHTS)
         if path is None or not path.is_file():
             raise CheckpointError(
                 "this node kept no weights of the run that made the model",

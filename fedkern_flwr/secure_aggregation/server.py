@@ -108,16 +108,11 @@ class SecureAggregation(Strategy):
         clipped = Clip.of(clip, noise_multiplier)
         if clipped is not None and getattr(self, "fraction_evaluate", 0.0) > 0.0:
             raise no_figures()
-        self._averages = Averages(
-            bound=bound,
-            noisy=None if clipped is None else NoisyMeans(clipped, delta, colluders),
-            weighted_by=str(getattr(self, "weighted_by_key", averages.WEIGHT)),
-            min_clients=max(int(getattr(self, f"min_{what}_nodes", 1)) for what in _COUNTED),
-            threshold=threshold,
-            min_cohort=min_cohort,
-            max_missed=max_missed,
-            node_timeout=node_timeout,
-        )
+        common = {"min_cohort": min_cohort, "max_missed": max_missed, "node_timeout": node_timeout}
+        common["min_clients"] = max(int(getattr(self, f"min_{what}_nodes", 1)) for what in _COUNTED)
+        noisy = None if clipped is None else NoisyMeans(clipped, delta, colluders)
+        weighted_by = str(getattr(self, "weighted_by_key", averages.WEIGHT))
+        self._averages = Averages(bound, weighted_by, noisy, threshold, common)
 
     @property
     def ledger_(self) -> Ledger:
