@@ -46,7 +46,7 @@ from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.overlap import Overlap
 from fedkern_flwr.secure_sum import RunningSum
 
-from .hierarchical_rows import Judged, Learned, RowRun
+from .hierarchical_runs import Judged, Learned, RowRun
 
 _REPLIES = {
     wire.CombineRequest: wire.CombineReply,

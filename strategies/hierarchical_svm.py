@@ -1,9 +1,9 @@
 """HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
 
 The strategy has the options, says who sums with whom and who sees what, and leads through a run.
-Its parts are plain objects, which get what they need: :class:`~.hierarchical_rows.RowRun` for rows
+Its parts are plain objects, which get what they need: :class:`~.hierarchical_runs.RowRun` for rows
 at users, :class:`~.hierarchical_loop.GroupLoop` for their groups with agents, and
-:class:`~.hierarchical_columns.ColumnRun` for columns at groups.
+:class:`~.hierarchical_runs.ColumnRun` for columns at groups.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ from fedkern_flwr.steps import Overlapping
 from fedkern_flwr.vertical.parties import MissingRows
 from fedkern_flwr.wire import DescribeReply
 
-from .hierarchical_columns import ColumnRun
 from .hierarchical_loop import GroupLoop
-from .hierarchical_rows import Choice, Learned, RowRun, Saver
+from .hierarchical_runs import Choice, ColumnRun, Learned, RowRun, Saver
 
 Partition = Literal["horizontal", "vertical"]
 Architecture = Literal["hierarchical", "centralised"]

@@ -42,7 +42,7 @@ from fedkern_flwr.strategies import (
     OFMKLAvg,
     pof_rls,
 )
-from fedkern_flwr.strategies.hierarchical_rows import RowRun
+from fedkern_flwr.strategies.hierarchical_runs import RowRun
 
 CLIENTS, ROUNDS = 4, 9
 
