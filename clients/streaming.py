@@ -59,8 +59,9 @@ class PlacedAccount(StreamAccount):
 
     def __post_init__(self) -> None:
         """Read the place as it was packed."""
-        if isinstance(self.place, dict):
-            self.place = Place(**self.place)
+        packed: Any = self.place
+        if isinstance(packed, dict):
+            self.place = Place(**packed)
 
 
 class StreamClient(OnlineKernelClient):

@@ -229,8 +229,8 @@ def _disjunctive(features: int, degree: int) -> Callable[[Array, Array, Array, F
     the result is rounded.
     """
     binomials = [math.comb(v, degree) for v in range(features + 1)]
-    large = max(binomials, default=0).bit_length() > _SUMMED
-    table = np.array(binomials, object if large else np.int64)
+    kind: Any = object if max(binomials, default=0).bit_length() > _SUMMED else np.int64
+    table = np.array(binomials, kind)
 
     def compute(products: Array, left: Array, right: Array, out: Floats) -> None:
         first, second = features - _rounded(left), features - _rounded(right)
