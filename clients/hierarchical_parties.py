@@ -39,7 +39,6 @@ _STACKED = ("model", "dual", "counted", "rho", "sigma", "memory", "group_center"
 _COORDINATES = ("mean", "deviation", "ridge")
 _OF_ROWS = ("features", "gamma", "feature_seed")
 _RECENT = Recent(1 << 28)
-_NOT_TRIED = "the C to go on with is none that was tried, or another than before"
 
 
 class UserRows:
@@ -102,8 +101,7 @@ class UserRows:
         own, found = self.kept.settings, self.kept.arrays
         if chosen == own.get("chosen", -1):
             return
-        if not self.trying or not 0 <= chosen < len(own["tried"]):
-            raise ProtocolError(_NOT_TRIED, code="FK-ORDER-CHANGED")
+        check_chosen(chosen, len(own["tried"]) if self.trying else 0)
         own["chosen"], own["c"] = chosen, own["tried"][chosen]
         found |= {name: self._chosen_of(found[name]) for name in _STACKED if name in found}
 
@@ -322,6 +320,20 @@ class UserRows:
         return balanced_weights(self.table.y[:, output], float(shares[output]))
 
 
+def check_chosen(chosen: int, tried: int) -> None:
+    """Refuse to go on with a C that is none of those that are tried.
+
+    Raises
+    ------
+    ProtocolError
+    """
+    if not 0 <= chosen < tried:
+        raise ProtocolError(
+            "the C to go on with is none that was tried, or another than before",
+            code="FK-ORDER-CHANGED",
+        )
+
+
 def check_trials(tried: Floats, folds: int) -> None:
     """Refuse to try more than a few C, or in folds that there are not.
 
@@ -370,8 +382,7 @@ def make_term(kept: KeptState, request: wire.CombineRequest, total: Floats) -> N
 def _choose(kept: KeptState, request: wire.CombineRequest) -> None:
     """Go on with what belongs to one of the C that were tried."""
     found, own = kept.arrays, kept.settings
-    if own["chosen"] >= 0 or not 0 <= request.chosen < request.tried or request.folds < 1:
-        raise ProtocolError(_NOT_TRIED, code="FK-ORDER-CHANGED")
+    check_chosen(request.chosen, request.tried if own["chosen"] < 0 < request.folds else 0)
     own["chosen"] = request.chosen
     for name in ("center", "dual", "sigma"):
         if len(found[name]) == request.outputs * request.folds * request.tried:

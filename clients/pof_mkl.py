@@ -28,22 +28,9 @@ from fedkern_flwr.tables import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
 
+from . import pof_mkl_samples as samples
 from . import pof_rls
-from .pof_mkl_samples import (
-    Predictions,
-    StreamAccount,
-    book,
-    choose_kernels,
-    chosen_gradients,
-    compare,
-    learn_alone,
-    learn_between,
-    message_features,
-    message_sum,
-    predict_rows,
-    weigh_samples,
-    weights_now,
-)
+from .pof_mkl_samples import Predictions, StreamAccount
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -69,6 +56,9 @@ _OF_RIDGES = (
     "summed",
     "shared",
 )
+
+
+_WEIGHTS = ".weights"  # end of the file of what predictions need of a run
 
 
 class OnlineKernelClient(Client):
@@ -185,11 +175,11 @@ class OnlineKernelClient(Client):
     def train_personal(self, request: wire.PersonalRequest) -> wire.PersonalReply:
         """Algorithm 2 of POF-MKL on the client, for B samples."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
-        followed = learn_between(seen, request, account.squared)
-        weights, losses, account.gap = weigh_samples(request, account, followed.losses)
-        chosen, probabilities = choose_kernels(request, weights[0], self.partition)
-        gradient = chosen_gradients(seen, request, chosen, probabilities)
-        book(account, followed, losses, weights)
+        followed = samples.learn_between(seen, request, account.squared)
+        weights, losses, account.gap = samples.weigh_samples(request, account, followed.losses)
+        chosen, probabilities = samples.choose_kernels(request, weights[0], self.partition)
+        gradient = samples.chosen_gradients(seen, request, chosen, probabilities)
+        samples.book(account, followed, losses, weights)
         kernels = chosen[:0] if request.released else chosen
         return wire.PersonalReply(kernels=kernels, gradient=gradient, **account.report())
 
@@ -209,8 +199,9 @@ class OnlineKernelClient(Client):
         """Predict with weights of the server; return what a reply has of gradients and losses."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
         sums, chosen = seen.losses.sum(axis=0), request.kernels_summed()
-        gradient = chosen_gradients(seen, request, chosen, np.full(len(chosen), request.chance()))
-        book(account, seen, account.losses + sums, weights)
+        likely = np.full(len(chosen), request.chance())
+        gradient = samples.chosen_gradients(seen, request, chosen, likely)
+        samples.book(account, seen, account.losses + sums, weights)
         return {"gradient": gradient, "losses": sums[: request.losses()], **account.report()}
 
     @answers(wire.RidgeRequest)
@@ -238,11 +229,11 @@ class OnlineKernelClient(Client):
                 code="FK-ORDER-PLAIN",
             )
         account = self.kept.of(len(request.bandwidths) // 8)
-        theta, errors, regrets = learn_alone(
+        theta, errors, regrets = samples.learn_alone(
             request, account, *self._rows(request.step, request.samples)
         )
-        many = len(self.y_test)
-        outputs = predict_rows(request, theta, weights_now(request, account), self.x_test[:many])
+        many, weights = len(self.y_test), samples.weights_now(request, account)
+        outputs = samples.predict_rows(request, theta, weights, self.x_test[:many])
         judged = np.array([*self._judged(outputs).values()], np.float64)
         tests, error = self.figures("held-out rows", np.arange(many), judged, alone=True)
         return wire.LocalReply(
@@ -270,29 +261,28 @@ class OnlineKernelClient(Client):
         """Predict the held-out rows; own weights unless the server gives weights."""
         weights = request.weights
         if not weights.size:
-            weights = weights_now(request, self.kept.of(len(request.theta)))
+            weights = samples.weights_now(request, self.kept.of(len(request.theta)))
         tests = self.x_test[: len(self.y_test)]
-        outputs = predict_rows(request, request.theta, weights, tests)
+        outputs = samples.predict_rows(request, request.theta, weights, tests)
         return wire.EvaluateReply(**self._judged(outputs))
 
     @answers(wire.PredictRequest)
     def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
         """Predict the held-out rows with the weights kept of an earlier run, and write them."""
-
-        def predict(account: StreamAccount) -> Floats:
-            weights = weights_now(request, account.of(len(request.theta)))
-            return predict_rows(request, request.theta, weights, self.x_test)
-
-        return wire.PredictReply(samples=self._predict_later(request, predict))
+        if len(self.x_test):
+            account = self._read_kept(request).of(len(request.theta))
+            weights = samples.weights_now(request, account)
+            found = samples.predict_rows(request, request.theta, weights, self.x_test)
+            self._write_outputs(found)
+        return wire.PredictReply(samples=len(self.x_test))
 
     @answers(wire.RidgePredictRequest)
     def predict_ridges(self, request: wire.RidgePredictRequest) -> wire.RidgePredictReply:
         """Predict the held-out rows with the mixture kept of an earlier run, and write them."""
-
-        def predict(account: StreamAccount) -> Floats:
-            return pof_rls.predict_rows(request, account, self.x_test)
-
-        return wire.RidgePredictReply(samples=self._predict_later(request, predict))
+        if len(self.x_test):
+            account = self._read_kept(request)
+            self._write_outputs(pof_rls.predict_rows(request, account, self.x_test))
+        return wire.RidgePredictReply(samples=len(self.x_test))
 
     @answers(wire.NetworkEvaluateRequest)
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
@@ -359,18 +349,18 @@ class OnlineKernelClient(Client):
         ------
         RefusedError
         """
-        vector = message_sum(request, *self._rows(request.step, request.samples))
+        vector = samples.message_sum(request, *self._rows(request.step, request.samples))
         self.secure_sums.contribute(wire.UPDATE_SUM, vector, release=str(request.round))
         told: dict[str, Any] = {"total_samples": 0, "total_squared_error": 0.0}
         told |= {"regret": 0.0, "largest_loss": 0.0}
-        before = self.kept.pack()
+        before = self.kept.twin()
         try:
             report = learn(request)
             self.state_class.unpack(self.kept.pack())
         except Exception:
             if self.simulated:
                 raise
-            self.kept = self.state_class.unpack(before)
+            self.kept = before
             logger.exception("nothing is learned from this message")
         else:
             if self.simulated:
@@ -463,8 +453,8 @@ class OnlineKernelClient(Client):
 
     def _predict(self, request: wire.KernelRequest) -> Predictions:
         x, y = self._rows(request.step, request.samples)
-        z = message_features(request, x.shape[1])(x)
-        return compare(z, request.theta, y - request.centre, request)
+        z = samples.message_features(request, x.shape[1])(x)
+        return samples.compare(z, request.theta, y - request.centre, request)
 
     def _adapt(self, request: wire.NetworkRequest, widths: tuple[int, ...]) -> Floats:
         """One inner step on the samples before ``request.step``; none at the start."""
@@ -475,10 +465,6 @@ class OnlineKernelClient(Client):
 
     # -- predictions after a run: the weights that a node keeps of it, the file that it writes
 
-    def _kept_weights(self, session: str) -> Path | None:
-        """Return the file of what predictions need of a run; None without a folder."""
-        return self.state_path(session, ".weights")
-
     def _law(self, request: Any) -> str:
         """Return a digest of what is public of a run: how its weights are made, and the columns."""
         names = _OF_RIDGES if isinstance(request, wire.RidgeRequest) else _OF_KERNELS
@@ -488,26 +474,16 @@ class OnlineKernelClient(Client):
 
     def _keep_weights(self, request: wire.PersonalRequest | wire.RidgeRequest) -> None:
         """Keep what predictions need of this client's, if there is a folder."""
-        path, own = self._kept_weights(request.session), self.kept.own
+        path, own = self.state_path(request.session, _WEIGHTS), self.kept.own
         if path is None:
             return
         if isinstance(request, wire.RidgeRequest):
             own = ridge.without_inverses(own)
-        kept = StreamAccount.pack(replace(self.kept, own=own))  # without the place of a stream
+        account = StreamAccount(self.kept.losses, gap=self.kept.gap, own=own)
+        account.samples = self.kept.samples
         meta = {"law": self._law(request), "round": request.round}
-        numbers = np.frombuffer(kept, "<f8")
-        write_atomically(path, pack_arrays({"account": numbers}, meta), private=True)
-
-    def _predict_later(
-        self,
-        request: wire.PredictRequest | wire.RidgePredictRequest,
-        predict: Callable[[StreamAccount], Floats],
-    ) -> int:
-        """Predict the held-out rows with what was kept of a run, write them; return how many."""
-        if not len(self.x_test):
-            return 0
-        self._write_outputs(predict(self._read_kept(request)))
-        return len(self.x_test)
+        packed = np.frombuffer(account.pack(), np.uint8)
+        write_atomically(path, pack_arrays({"account": packed}, meta), private=True)
 
     def _read_kept(self, request: wire.PredictRequest | wire.RidgePredictRequest) -> StreamAccount:
         """Return what this node kept at the end of the run that made the model.
@@ -517,14 +493,7 @@ class OnlineKernelClient(Client):
         CheckpointError
             They are not there, or belong to another model.
         """
-        if self.state_dir is None:
-            raise CheckpointError(
-                "this node has no folder with its weights over the kernels",
-                remedy="give it the state-dir that it had when the model was made",
-                party=self.name,
-                code="FK-KEPT-NONE",
-            )
-        path = self._kept_weights(request.model)
+        path = self.state_path(request.model, _WEIGHTS)
         if path is None or not path.is_file():
             raise CheckpointError(
                 "this node kept no weights of the run that made the model",
@@ -534,7 +503,7 @@ class OnlineKernelClient(Client):
             )
         try:
             arrays, meta = unpack_arrays(path.read_bytes())
-            account = StreamAccount.unpack(arrays["account"].tobytes())
+            account = StreamAccount.of_weights(arrays)
         except (CheckpointError, ProtocolError, KeyError):
             arrays, meta, account = {}, {}, StreamAccount()
         if meta.get("law") != self._law(request):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.guard import check_size
 from fedkern_flwr.kernels.random_features import FeatureMap, Real, feature_map
+from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import private
 from fedkern_flwr.online.learning import (
@@ -27,6 +28,7 @@ from fedkern_flwr.online.learning import (
 )
 from fedkern_flwr.seeding import derive_seed, uniform
 
+_OWN = "own learner "
 _CHUNK = 256  # rows predicted at once when there is no order to keep
 
 # -- what a client of the online methods remembers of its stream
@@ -82,28 +84,21 @@ class StreamAccount:
 
         Raises
         ------
-        ProtocolError
+        CheckpointError
             It is none.
         """
-        if not payload:
-            return cls()
-        numbers, own_learners = np.frombuffer(payload, "<f8"), []
-        if numbers[0] < 0.0:  # which no loss is
-            many = int(-numbers[0])
-            ends = [many + 1, *(many + 1 + numbers[1 : many + 1].cumsum().astype(int)).tolist()]
-            own_learners = [numbers[a:b] for a, b in pairwise(ends)]
-            numbers = numbers[ends[-1] :]
-        secure = 2 * wire.STATISTICS + 1 if numbers.size % 2 else 0
-        own = numbers.size - secure
-        if own < 4:
-            raise ProtocolError("the node's state is damaged", code="FK-CHECKPOINT-DAMAGED")
-        kernels = (own - 4) // 2
-        account = cls(numbers[:kernels], numbers[kernels : 2 * kernels], *numbers[own - 4 : own])
-        if secure:
-            account.counted, account.pending = numbers[own:-1].reshape(2, -1)
-            account.pending_sum = numbers[-1]
-        account.own = own_learners
-        return account
+        kept = KeptState.unpack(payload)
+        own = [kept.arrays.pop(name) for name in [*kept.arrays] if name.startswith(_OWN)]
+        return cls(**kept.settings, **kept.arrays, own=own)
+
+    @classmethod
+    def of_weights(cls, arrays: Mapping[str, NDArray[Any]]) -> StreamAccount:
+        """Read what predictions need; of release 0.1, whose accounts were numbers in a row."""
+        numbers = arrays.get("account", np.zeros(0))
+        if numbers.dtype != np.float64 or not numbers.size:
+            return StreamAccount.unpack(arrays["account"].tobytes())
+        many = numbers.size - (2 * wire.STATISTICS + 1) * (numbers.size % 2)
+        return StreamAccount(numbers[: many // 2 - 2], gap=float(numbers[many - 2]))
 
     def twin(self) -> Self:
         """Return a copy, which can be changed without this one."""
@@ -127,17 +122,15 @@ class StreamAccount:
 
     def pack(self) -> bytes:
         """Return the account as bytes."""
-        sizes = [-len(self.own), *map(len, self.own)] if self.own else ()
-        parts: list[Any] = [
-            sizes,
-            *self.own,
-            self.losses,
-            self.squared,
-            (self.total, self.samples, self.gap, self.largest),
-        ]
-        if self.pending.size:
-            parts += [self.counted, self.pending, (self.pending_sum,)]
-        return b"".join(np.ascontiguousarray(part, "<f8").data for part in parts)
+        known = {name: one for name, one in vars(self).items() if name != "own"}
+        arrays = {name: one for name, one in known.items() if isinstance(one, np.ndarray)}
+        settings = {
+            name: vars(one) if is_dataclass(one) else one
+            for name, one in known.items()
+            if name not in arrays
+        }
+        own = {f"{_OWN}{k}": one for k, one in enumerate(self.own)}
+        return KeptState(settings, arrays=arrays | own).pack()
 
     def uncounted(self, statistics: Floats, number: int, counted: int) -> Floats:
         """Return what the statistics have grown by since they were last counted in a sum.

@@ -14,8 +14,7 @@ from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.guard import check_size
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import ridge, ridge_plan
-from fedkern_flwr.online.hedge import Hedge
-from fedkern_flwr.online.learning import Floats
+from fedkern_flwr.online.learning import Floats, Hedge
 
 from .pof_mkl_samples import StreamAccount, known_word
 
@@ -122,7 +121,9 @@ def learn_samples(
         raw = ridge.raw_rows(merge_rows(x[before:], least))
         sums.append(ridge.sums(raw, new, ridge_plan.scale(len(new))))
     if request.sums:
-        picked = features[: request.shared, :, _picked(request)]
+        picked = features[
+            : request.shared, :, ridge.summed_places(request.features, request.summed)
+        ]
         sums.append(ridge.sums(picked, y, ridge_plan.scale(len(y))).ravel())
     return np.concatenate([np.zeros(0), *sums])
 
@@ -165,7 +166,11 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
         shape: tuple[int, ...] = ()
         few = dimension + 1
         if on_features:
-            few, columns, shape = 2 * request.summed, _picked(request), (request.shared,)
+            few, columns, shape = (
+                2 * request.summed,
+                ridge.summed_places(request.features, request.summed),
+                (request.shared,),
+            )
         if request.summed if on_features else request.raw:
             sent, many = request.begun or not on_features, (*shape, len(memories))
             begin = np.zeros((*many, few))
@@ -205,12 +210,6 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
 def _kept(bank: Bank) -> list[Floats]:
     """Return what the client remembers of its own learners."""
     return bank.learners.state if bank.learns else [np.zeros(0)] * ridge.STATE
-
-
-def _picked(request: wire.RidgeRequest) -> NDArray[np.intp]:
-    """Return the places of those features of a kernel that are summed."""
-    half = np.arange(request.summed)
-    return np.concatenate([half, request.features + half])
 
 
 def _features(request: wire.RidgeRequest, x: NDArray[Any]) -> Floats:

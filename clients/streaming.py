@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
@@ -19,8 +18,16 @@ from fedkern_flwr.guard import counting
 from fedkern_flwr.guard.rows import OwnRows, Streamed
 from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.source import ENDED, LATE, ROWS, Found, IteratorSource, Place, Source
-from fedkern_flwr.online.stream_files import open_stream
+from fedkern_flwr.online.source import (
+    ENDED,
+    LATE,
+    ROWS,
+    Found,
+    IteratorSource,
+    Place,
+    Source,
+    open_stream,
+)
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.wire import DescribeReply, DescribeRequest
 
@@ -32,11 +39,6 @@ logger = logging.getLogger("fedkern_flwr")
 WAIT = 30.0
 _RECORD = "fedkern-stream"
 _LOOKED_AT = 20  # rows by which columns of two values are told
-_PLACE = struct.Struct("<qq32sqq")
-
-
-def _no_rows() -> NDArray[np.float64]:
-    return np.zeros((0, 0))
 
 
 @dataclass
@@ -53,27 +55,13 @@ class PlacedAccount(StreamAccount):
     """
 
     place: Place = field(default_factory=Place)
-    recent: NDArray[np.float64] = field(default_factory=_no_rows)
+    recent: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
 
-    @classmethod
-    def unpack(cls, payload: bytes) -> Self:
-        """Read the account from a session's payload; empty at first."""
-        if not payload:
-            return super().unpack(payload)
-        offset, skipped, head, rows, columns = _PLACE.unpack(payload[: _PLACE.size])
-        end = _PLACE.size + 8 * rows * columns
-        account = super().unpack(payload[end:])
-        account.place = Place(offset, head.rstrip(b"\0").decode(), skipped)
-        kept = np.frombuffer(payload[_PLACE.size : end], "<f8")
-        account.recent = kept.reshape(rows, columns)
-        return account
-
-    def pack(self) -> bytes:
-        """Return the account as bytes."""
-        place = self.place
-        numbers = place.offset, place.skipped, place.head.encode()
-        head = _PLACE.pack(*numbers, *self.recent.shape)
-        return head + self.recent.astype("<f8").tobytes() + super().pack()
+    def __post_init__(self) -> None:
+        """Read the place as it was packed."""
+        packed: Any = self.place
+        if isinstance(packed, dict):
+            self.place = Place(**packed)
 
 
 class StreamClient(OnlineKernelClient):

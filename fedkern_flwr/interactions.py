@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from .errors import ColumnError, OptionError, TableError
 from .seeding import derive_seed
+from .tables import check_file
+from .tables.arrow import is_number
 from .tables.table import listing, no_such
 
 if TYPE_CHECKING:
@@ -44,6 +46,11 @@ _NUMBER = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 Choose = Callable[[Sequence[str]], dict[str, str]]  # from the names of columns to role -> name
+
+
+def unusable(problem: str, remedy: str, code: str) -> TableError:
+    """Return the error of ratings that cannot be used."""
+    return TableError(problem, remedy=remedy, code=code)
 
 
 def is_interactions(path: str | Path) -> bool:
@@ -78,7 +85,7 @@ def read_columns(
         Columns are named for a file without header.
     """
     suffix = path.suffix.lower()
-    _check_file(path, (*_SEPARATORS, ".parquet"), INTERACTION_FILES)
+    check_file(path, (*_SEPARATORS, ".parquet"), INTERACTION_FILES)
     if not has_header(path) and any(named.values()):
         raise OptionError(
             f"the columns of {path.name} are fixed: user, item, rating, time",
@@ -113,16 +120,16 @@ def read_catalogue(path: str | Path) -> tuple[str, ...]:
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    _check_file(path, (".txt", *_CATALOGUE_SEPARATORS, ".parquet"), CATALOGUE_FILES)
+    check_file(path, (".txt", *_CATALOGUE_SEPARATORS, ".parquet"), CATALOGUE_FILES)
 
     def choose(names: Sequence[str]) -> dict[str, str]:
         found = [n for n in names if _key(_plain_name(n)) in _CATALOGUE_NAMES]
         if len(found) == 1:
             return {"item": found[0]}
-        raise TableError(
+        raise unusable(
             f"{path.name} has {len(found) or 'no'} columns that may be the item",
-            remedy="name one column item in the first line",
-            code="FK-COLUMN-UNNAMED",
+            "name one column item in the first line",
+            "FK-COLUMN-UNNAMED",
         )
 
     if suffix == ".txt":
@@ -134,15 +141,13 @@ def read_catalogue(path: str | Path) -> tuple[str, ...]:
     items: list[str] = _id_cells(column, "item", path.name).to_pylist()
     repeated = len(items) - len(set(items))
     if repeated:
-        raise TableError(
+        raise unusable(
             f"{path.name} has {repeated} rows that repeat an item",
-            remedy="keep one row of each item",
-            code="FK-IDS-DUPLICATE",
+            "keep one row of each item",
+            "FK-IDS-DUPLICATE",
         )
     if len(items) < 2:
-        raise TableError(
-            f"items in {path.name}: {len(items)}", remedy="list all items", code="FK-ITEMS-FEW"
-        )
+        raise unusable(f"items in {path.name}: {len(items)}", "list all items", "FK-ITEMS-FEW")
     return tuple(items)
 
 
@@ -190,62 +195,35 @@ def numbers(column: Any, role: str, source: str) -> NDArray[np.float64]:
     try:
         values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
     except pa.ArrowException:
-        raise TableError(
-            f"the {role} column of {source} is not numeric",
-            remedy=_MEND[role],
-            code="FK-COLUMN-NUMBERS",
+        raise unusable(
+            f"the {role} column of {source} is not numeric", _MEND[role], "FK-COLUMN-NUMBERS"
         ) from None
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
-        raise TableError(
+        raise unusable(
             f"the {role} is not a finite number in {bad.size} rows of {source}, "
             f"for example in row {bad[0] + 1}",
-            remedy=_MEND[role],
-            code="FK-VALUES-FINITE",
+            _MEND[role],
+            "FK-VALUES-FINITE",
         )
     return values
-
-
-def _check_file(path: Path, suffixes: Sequence[str], files: str) -> None:
-    try:
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except OSError:
-        raise TableError(
-            f"{path} is not readable", remedy="check who may read it", code="FK-FILE-READ"
-        ) from None
-    if is_folder:
-        raise TableError(f"{path} is a directory", remedy=f"give {files}", code="FK-FILE-FOLDER")
-    if not is_file:
-        raise TableError(f"there is no file {path}", remedy="check the path", code="FK-FILE-READ")
-    if path.suffix.lower() not in suffixes:
-        raise TableError(
-            f"{path.name} has an unknown suffix", remedy=f"give {files}", code="FK-FILE-SUFFIX"
-        )
-    if path.stat().st_size == 0:
-        raise TableError(
-            f"{path.name} is empty", remedy="give a file with data", code="FK-FILE-EMPTY"
-        )
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError:
-        raise TableError(
-            f"{path.name} is not readable", remedy="check who may read it", code="FK-FILE-READ"
+        raise unusable(
+            f"{path.name} is not readable", "check who may read it", "FK-FILE-READ"
         ) from None
     if not content.strip():
-        raise TableError(
-            f"{path.name} is empty", remedy="give a file with data", code="FK-FILE-EMPTY"
-        )
+        raise unusable(f"{path.name} is empty", "give a file with data", "FK-FILE-EMPTY")
     return content
 
 
 def _no_text(path: Path) -> TableError:
-    return TableError(
-        f"{path.name} is not a readable text file",
-        remedy="save it again as UTF-8",
-        code="FK-FILE-FORMAT",
+    return unusable(
+        f"{path.name} is not a readable text file", "save it again as UTF-8", "FK-FILE-FORMAT"
     )
 
 
@@ -292,10 +270,10 @@ def _read_text(path: Path, separator: str, choose: Choose) -> dict[str, Any]:
         if not broken:
             raise _no_text(path) from None
         expected, actual = broken[0].expected_columns, broken[0].actual_columns
-        raise TableError(
+        raise unusable(
             f"line {broken[0].number} of {path.name} has {actual} columns instead of {expected}",
-            remedy="mend it",
-            code="FK-FILE-COLUMNS",
+            "mend it",
+            "FK-FILE-COLUMNS",
         ) from None
     return {role: table[name] for role, name in roles.items()}
 
@@ -309,10 +287,8 @@ def _read_parquet(path: Path, choose: Choose) -> dict[str, Any]:
             roles = choose(file.schema_arrow.names)
             table = file.read(list(roles.values()), use_threads=False)
     except (pa.ArrowException, OSError, ValueError):
-        raise TableError(
-            f"{path.name} is not a readable Parquet file",
-            remedy="save it again",
-            code="FK-FILE-FORMAT",
+        raise unusable(
+            f"{path.name} is not a readable Parquet file", "save it again", "FK-FILE-FORMAT"
         ) from None
     return {role: table[name] for role, name in roles.items()}
 
@@ -320,10 +296,10 @@ def _read_parquet(path: Path, choose: Choose) -> dict[str, Any]:
 def _count_columns(path: Path, names: Sequence[str]) -> dict[str, str]:
     if not 2 <= len(names) <= len(ROLES):
         separator = _SEPARATORS[path.suffix.lower()].replace("\t", "tabs")
-        raise TableError(
+        raise unusable(
             f"line 1 of {path.name} has {len(names)} columns",
-            remedy=f"give user, item, rating and time, separated by {separator}",
-            code="FK-FILE-COLUMNS",
+            f"give user, item, rating and time, separated by {separator}",
+            "FK-FILE-COLUMNS",
         )
     return dict(zip(ROLES, names, strict=False))
 
@@ -336,11 +312,11 @@ def _find_columns(
 ) -> dict[str, str]:
     """Return the column of each role: the named one, else the one that is recognised."""
     plain = [_plain_name(name) for name in names]
-    if any(map(_is_number, plain)):  # a cell, which no error may list as a name
-        raise TableError(
+    if any(map(is_number, plain)):  # a cell, which no error may list as a name
+        raise unusable(
             f"the first line of {source} holds data instead of column names",
-            remedy="add a line with column names",
-            code="FK-FILE-HEADER",
+            "add a line with column names",
+            "FK-FILE-HEADER",
         )
 
     def advice(role: str) -> str:
@@ -356,9 +332,7 @@ def _find_columns(
             if not found:
                 error = no_such(f"{role} column", wanted, source, plain)
                 raise (
-                    TableError(error.problem, remedy=advice(role), code=error.code)
-                    if column_remedy
-                    else error
+                    unusable(error.problem, advice(role), error.code) if column_remedy else error
                 )
         if len(found) == 1:
             roles[role] = found[0]
@@ -370,10 +344,10 @@ def _find_columns(
                 code="FK-COLUMN-UNNAMED",
             )
     if len(set(roles.values())) < len(roles):
-        raise TableError(
+        raise unusable(
             f"one column of {source} has two of the roles {', '.join(roles)}",
-            remedy="name different columns",
-            code="FK-COLUMN-TWICE",
+            "name different columns",
+            "FK-COLUMN-TWICE",
         )
     return roles
 
@@ -384,14 +358,6 @@ def _plain_name(name: str) -> str:
 
 def _key(name: str) -> str:
     return name.lower().replace("_", "")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _plain(column: Any) -> Any:
@@ -411,19 +377,19 @@ def _id_cells(column: Any, role: str, source: str) -> Any:
         or pa.types.is_string(column.type)
         or pa.types.is_large_string(column.type)
     ):
-        raise TableError(
+        raise unusable(
             f"the {role} ids of {source} are neither text nor whole numbers",
-            remedy="save them as one of these",
-            code="FK-IDS-TYPE",
+            "save them as one of these",
+            "FK-IDS-TYPE",
         )
     cells = pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), ""))
     empty = np.flatnonzero(np.asarray(pc.equal(cells, pa.scalar(""))))
     if empty.size:
-        raise TableError(
+        raise unusable(
             f"the {role} id is empty in {empty.size} rows of {source}, "
             f"for example in row {empty[0] + 1}",
-            remedy="fill it in or remove these rows",
-            code="FK-IDS-MISSING",
+            "fill it in or remove these rows",
+            "FK-IDS-MISSING",
         )
     return cells
 
@@ -529,11 +495,11 @@ class Interactions:
         TableError
         """
         if self.usual_least is not None:
-            raise TableError(
+            raise unusable(
                 f"{source} has negative ratings",
-                remedy="say from which rating on one counts, with min-rating in --node-config, the "
+                "say from which rating on one counts, with min-rating in --node-config, the "
                 "same at all nodes",
-                code="FK-RATINGS-NEGATIVE",
+                "FK-RATINGS-NEGATIVE",
             )
 
     def positive(self, min_rating: float | None) -> Interactions:
@@ -557,10 +523,8 @@ class Interactions:
             )
         keep = self.rating >= min_rating
         if not keep.any():
-            raise TableError(
-                f"no rating is at least {min_rating:g}",
-                remedy="choose a lower one",
-                code="FK-RATINGS-LOW",
+            raise unusable(
+                f"no rating is at least {min_rating:g}", "choose a lower one", "FK-RATINGS-LOW"
             )
         return replace(self.take(keep), notes=notes)
 
@@ -691,9 +655,7 @@ def encode_interactions(
     if len(user) == 0:
         if allow_empty:
             return _no_rows(catalogue, rating is not None, time is not None)
-        raise TableError(
-            f"{source} has no rows", remedy="give a file with data", code="FK-ROWS-NONE"
-        )
+        raise unusable(f"{source} has no rows", "give a file with data", "FK-ROWS-NONE")
     users, user_ids = codes(user, "user", source)
     items, item_ids = codes(item, "item", source)
     notes: tuple[str, ...] = ()
@@ -701,19 +663,19 @@ def encode_interactions(
         items, notes = _positions(items, item_ids, catalogue, source, unknown)
         item_ids = tuple(catalogue)
     elif min(len(user_ids), len(item_ids)) < 2:
-        raise TableError(
+        raise unusable(
             f"users in {source}: {len(user_ids)}, items: {len(item_ids)}",
-            remedy="give at least 2 of each",
-            code="FK-ITEMS-FEW",
+            "give at least 2 of each",
+            "FK-ITEMS-FEW",
         )
     known = items >= 0
     pairs = (users * len(item_ids) + items)[known]
     repeated = len(pairs) - len(np.unique(pairs))
     if repeated:
-        raise TableError(
+        raise unusable(
             f"{source} has {repeated} rows that repeat a pair of user and item",
-            remedy="keep one row of each pair",
-            code="FK-PAIRS-TWICE",
+            "keep one row of each pair",
+            "FK-PAIRS-TWICE",
         )
     ratings = np.ones(len(users)) if rating is None else numbers(rating, "rating", source)
     times = None if time is None else numbers(time, "time", source)
@@ -777,10 +739,8 @@ def hold_out_latest(interactions: Interactions, share: float) -> NDArray[np.bool
         The share is not in [0, 1).
     """
     if interactions.time is None:
-        raise TableError(
-            "the interactions have no times",
-            remedy="hold out a random share",
-            code="FK-TIMES-MISSING",
+        raise unusable(
+            "the interactions have no times", "hold out a random share", "FK-TIMES-MISSING"
         )
     return _last(np.lexsort((interactions.item, interactions.user, interactions.time)), share)
 
@@ -820,10 +780,10 @@ def _positions(
     if not rows:
         return positions, ()
     if unknown == "error":
-        raise TableError(
+        raise unusable(
             f"{rows} rows of {source} name {different} items that are not in the catalogue",
-            remedy="leave out these rows, or add the items to the catalogue",
-            code="FK-ITEMS-UNKNOWN",
+            "leave out these rows, or add the items to the catalogue",
+            "FK-ITEMS-UNKNOWN",
         )
     note = f"left out {rows} rows of {source} that name {different} unknown items"
     return positions, (note,)

@@ -45,7 +45,7 @@ from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.overlap import Overlap
 from fedkern_flwr.secure_sum import RunningSum
 
-from .hierarchical_rows import Judged, Learned, RowRun
+from .hierarchical_runs import Judged, Learned, RowRun
 
 _REPLIES = {
     wire.CombineRequest: wire.CombineReply,
@@ -109,14 +109,6 @@ class GroupLoop:
     run : RowRun
     post : Overlap
         Messages under way.
-    staleness : int
-        How many iterations a group may be ahead of the slowest.
-    leave_out : bool
-        Whether the run goes on without a group that falls silent.
-    attempts : int
-        How often a group, or all agents, are asked in all.
-    least : int
-        How many groups there must be at least where some are left out.
     reported : int
         The last iteration that was told of.
     live : dict
@@ -163,10 +155,6 @@ class GroupLoop:
 
     run: RowRun
     post: Overlap
-    staleness: int
-    leave_out: bool
-    attempts: int
-    least: int
     reported: int
     live: dict[int, Live] = field(init=False)
     center: Floats = field(init=False)
@@ -195,7 +183,8 @@ class GroupLoop:
     def __post_init__(self) -> None:
         """Begin with nothing known of any output."""
         run, (outputs, _) = self.run, self.run.shape
-        self.live = {g.number: Live(g, k, run.told) for k, g in enumerate(run.groups)}
+        groups = run.options.groups_
+        self.live = {g.number: Live(g, k, run.told) for k, g in enumerate(groups)}
         self.center = np.zeros(run.shape)
         self.residuals, self.models = Residuals.unknown(outputs), {0: self.center}
         self.factors = np.ones(outputs), np.ones(outputs)
@@ -209,6 +198,11 @@ class GroupLoop:
     def agents(self) -> set[int]:
         """The agents of all groups."""
         return {one.group.agent for one in self.live.values()}
+
+    @property
+    def leave_out(self) -> bool:
+        """Whether the run goes on without a group that falls silent."""
+        return self.run.options.lost_groups == "leave-out"
 
     @property
     def sums(self) -> Any:
@@ -229,7 +223,9 @@ class GroupLoop:
             elif advancing:
                 self._advance(advancing)
         yield from self._drain()
-        if not self.staleness:  # the losses of the last model but one are with the agents by now
+        if (
+            not run.options.staleness
+        ):  # the losses of the last model but one are with the agents by now
             self._advance(set(self.live), working=False)
             yield from self._drain()
         elif self.row:
@@ -241,7 +237,7 @@ class GroupLoop:
         """Tell whether all iterations are done, but for the objective of the last one."""
         done = self.slowest
         return not self.opening and (
-            self.run.is_small(self.residuals, done) or done >= self.run.rounds
+            self.run.is_small(self.residuals, done) or done >= self.run.options.num_rounds
         )
 
     # -- what is sent
@@ -287,7 +283,7 @@ class GroupLoop:
     def _ask(self, groups: Iterable[int], *, total: bool) -> None:
         """Ask groups for their sums, all agents for a total, or both at once; or ask them again."""
         requests, sums = dict[int, Any](), list[RunningSum]()
-        combine, facts, count = self._agent_requests(), self.run.now, len(self.run.groups)
+        combine, facts, count = self._agent_requests(), self.run.now, len(self.run.options.groups_)
         if total:
             requests, self.deadline = dict(combine), self.post.deadline
             if count > 1:
@@ -352,8 +348,8 @@ class GroupLoop:
                 rho=run.rho_of(one.place, one.done, self.factors[0]),
                 sigma=self.sigma,
                 next_sigma=self.next_sigma,
-                relaxation=run.relaxation,
-                plain=len(run.groups) == 1,
+                relaxation=run.options.relaxation,
+                plain=len(run.options.groups_) == 1,
                 leave_out=self.leave_out,
                 outputs=outputs,
                 width=width,
@@ -382,7 +378,7 @@ class GroupLoop:
             if not self.opening and not self.post.waiting(self.agents):
                 ready = [number for number, one in self.live.items() if one.ready]
                 done = {number: one.done for number, one in self.live.items()}
-                advancing = may_advance(ready, done, self.staleness)
+                advancing = may_advance(ready, done, self.run.options.staleness)
                 enough = len(advancing) >= _FRESH and not self.renew
                 if enough or len(ready) == len(self.live):
                     return advancing
@@ -419,7 +415,7 @@ class GroupLoop:
             why = self._silent(one.group.members)
             self._close(one, "sum")
             one.attempt += 1
-            if one.attempt < self.attempts:
+            if one.attempt < self.run.options.attempts:
                 again.append(one.group.number)
             else:
                 self._lose(one.group, f"{why or 'a reply came without its sum'}")
@@ -447,7 +443,7 @@ class GroupLoop:
         if self.total is not None:
             self.sums.close(self.total)
         self.attempt += 1
-        if self.attempt == self.attempts:
+        if self.attempt == self.run.options.attempts:
             for one in [one for one in self.live.values() if one.group.agent in missing]:
                 self._lose(one.group, whys[one.group.agent] or "its agent sent no sum")
             yield from self._pass_over()
@@ -483,7 +479,7 @@ class GroupLoop:
         asked, nodes = list(members), self.post.nodes
         self.failed |= self.post.give_up(asked, self.tick)
         who = [f"{nodes.called(p)} {self.failed.pop(p)}" for p in asked if p in self.failed]
-        return f"{', '.join(who[:3])}, {self.attempts} times in a row" if who else ""
+        return f"{', '.join(who[:3])}, {self.run.options.attempts} times in a row" if who else ""
 
     def _close(self, one: Live, *names: Literal["sum", "before"]) -> None:
         """Forget sums of a group."""
@@ -501,10 +497,10 @@ class GroupLoop:
         CohortError
         """
         number, nodes = group.number, self.post.nodes
-        if not self.leave_out or len(self.live) <= self.least:
+        if not self.leave_out or len(self.live) <= self.run.options.least_agents:
             again = "resume from the checkpoint" if nodes.resumable else "start again"
             remedy = f"mend it and {again}"
-            if not self.leave_out and len(self.run.groups) > 2:
+            if not self.leave_out and len(self.run.options.groups_) > 2:
                 remedy += ", or go on without the group with --lost-groups leave-out"
             problem = f"group {number} cannot go on: {why}"
             raise CohortError(
@@ -560,7 +556,7 @@ class GroupLoop:
         elif number is not None and number in self.models:
             judged = run.judged(self.models[number], losses)
             row["objective"] = float(judged.objectives.sum())
-            if not self.staleness:  # else few models are judged, and not the last
+            if not run.options.staleness:  # else few models are judged, and not the last
                 self.best = judged.better(self.best)
         self.row, self.reported = {}, done
         yield Round(done, row)

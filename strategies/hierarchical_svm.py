@@ -1,9 +1,9 @@
 """HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
 
 The strategy has the options, says who sums with whom and who sees what, and leads through a run.
-Its parts are plain objects, which get what they need: :class:`~.hierarchical_rows.RowRun` for rows
+Its parts are plain objects, which get what they need: :class:`~.hierarchical_runs.RowRun` for rows
 at users, :class:`~.hierarchical_loop.GroupLoop` for their groups with agents, and
-:class:`~.hierarchical_columns.ColumnRun` for columns at groups.
+:class:`~.hierarchical_runs.ColumnRun` for columns at groups.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ from fedkern_flwr.steps import Overlapping
 from fedkern_flwr.vertical.parties import MissingRows
 from fedkern_flwr.wire import DescribeReply
 
-from .hierarchical_columns import ColumnRun
 from .hierarchical_loop import GroupLoop
-from .hierarchical_rows import Choice, Learned, RowRun, Saver
+from .hierarchical_runs import Choice, ColumnRun, Learned, RowRun, Saver
 
 Partition = Literal["horizontal", "vertical"]
 Architecture = Literal["hierarchical", "centralised"]
@@ -275,12 +274,12 @@ class HierarchicalSVM(Judges, PrivateMethod):
     @property
     def columns_(self) -> int:
         """Columns of the rows; in a vertical split of all groups together."""
-        found = self._blocks()
+        found = list(map(self.columns_of, self.groups_))
         return sum(found) if self.partition == "vertical" else sum(found[:1])
 
-    def _blocks(self) -> list[int]:
-        """Return the columns of each group."""
-        return [int(self.party_of(group.users[0]).features) for group in self.groups_]
+    def columns_of(self, group: Group) -> int:
+        """Return how many columns a group's users have."""
+        return int(self.party_of(group.users[0]).features)
 
     @property
     def chosen_gamma(self) -> float:
@@ -492,24 +491,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
             named["num_rounds"] = gradients.ITERATIONS
         return super().start(*arguments, **named)
 
-    def go_on(self, progress: Mapping[str, Any]) -> None:
-        """Take up a run that broke off.
-
-        Raises
-        ------
-        CheckpointError
-            Its groups were under way in one of the two loops of an earlier release.
-        """
-        saved = progress.get("saved") or {}
-        places = saved.get("groups", {}).values()
-        if "tick" in saved and not (places and all(isinstance(at, list) for at in places)):
-            raise CheckpointError(
-                f"{self.checkpoint} was written by an earlier version of fedkern-flwr",
-                remedy="resume with that version, or start anew",
-                code="FK-CHECKPOINT-VERSION",
-            )
-        super().go_on(progress)
-
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
         """Fit the model and judge it on held-out rows."""
         known, vertical, step = self.saved_meta_, self.partition == "vertical", 0
@@ -539,7 +520,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
             return (yield from self._learn_columns(saver, step))
         if self.budget is None and not known:
             self._plan_trials()
-        run = self._row_run(saver, step)
+        run = RowRun(self, self._facts(), saver, step)
         if self.budget is not None:
             return (yield from self._learn_privately(run))
         if not known:
@@ -566,38 +547,10 @@ class HierarchicalSVM(Judges, PrivateMethod):
             **more,
         )
 
-    def _row_run(self, saver: Saver, step: int) -> RowRun:
-        several = self.outputs_ > 1 and not self.staleness
-        given = () if self.rho is None else (self.rho,) * len(self.groups_)
-        sizes = {"rounds": self.num_rounds, "fitting": self.fitting_, "notes": self.notes_}
-        return RowRun(
-            facts=self._facts(),
-            groups=self.groups_,
-            loss=self.loss,
-            gamma=self.chosen_gamma,
-            seed=self.run_seed,
-            standard=self.scale == "standard",
-            counted=self.class_weight == "balanced",
-            rounds=self.num_rounds,
-            tolerance=self.tolerance,
-            relaxation=self.relaxation,
-            schedule=self.rho_schedule or ("scaled" if several else "rising"),
-            rho=self.step_sizes or given,
-            sigma=self.sigma,
-            saver=saver,
-            sizes=sizes,
-            noise=self.noise_,
-            choice=self.choice_,
-            step=step,
-            trace=self.trace_,
-        )
-
     def _learn_groups(self, run: RowRun) -> Steps:
         """Iterate with groups and their agents."""
         reported = self.history_[-1]["round"] if self.history_ else 0
-        leaves = self.lost_groups == "leave-out"
-        how = self.staleness, leaves, self.attempts, self.least_agents, reported
-        loop = GroupLoop(run, (yield Overlapping()), *how)
+        loop = GroupLoop(run, (yield Overlapping()), reported)
         if self.saved_meta_:
             loop.restore(self.saved_, self.saved_meta_)
         return (yield from loop.rounds())
@@ -642,21 +595,8 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     def _column_run(self, saver: Saver, step: int) -> ColumnRun:
         owner = next(p.partition for p in self.parties_.values() if p.role == OWNER)
-        plan = self.row_plan_
-        rows = {"plan_rows": plan.rows, "all_rows": plan.all_rows}
-        return ColumnRun(
-            facts=self._facts(owner=owner, **rows),
-            groups=self.groups_,
-            columns=self._blocks(),
-            plan=plan,
-            loss=self.loss,
-            C=self.C_,
-            tolerance=self.tolerance,
-            rounds=self.num_rounds,
-            standardised=self.scale == "standard",
-            saver=saver,
-            step=step,
-        )
+        rows = {"plan_rows": self.row_plan_.rows, "all_rows": self.row_plan_.all_rows}
+        return ColumnRun(self, self._facts(owner=owner, **rows), saver, step)
 
     def _learn_columns(self, saver: Saver, step: int) -> Rounds:
         """Learn from columns at groups; return the metrics of the run."""
@@ -735,7 +675,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
                 columns = self._column_run(Saver(0, ""), 0)
                 samples = yield from columns.predict(self.predicting, numbers)
             else:
-                rows = self._row_run(Saver(0, ""), 0)
+                rows = RowRun(self, self._facts(), Saver(0, ""), 0)
                 samples = yield from rows.predict(arrays, meta)
             return {"predicted_rows": samples}
 

@@ -558,14 +558,9 @@ class SecureGram(Method):
         return wire.MatrixRequest(
             **self._public(cohort),
             counted=self._cohort(cohort).pack(self._counted[cohort]),
-            supports=self._sums_supports,
+            supports=self.min_support > 1 and self.bound != 1,  # of zeros and ones: the diagonal
             items=self.items_,
         )
-
-    @property
-    def _sums_supports(self) -> bool:
-        """Whether supports are summed with the matrix; of zeros and ones they are its diagonal."""
-        return self.min_support > 1 and self.bound != 1
 
     def too_few(self, cohort: int, who: Sequence[int]) -> str:
         """Say what is wrong with the nodes in a sum of matrices; empty if nothing is."""

@@ -25,7 +25,7 @@ KernelName = Literal["linear", "poly", "rbf", "cosine", "conjunctive", "disjunct
 KERNELS: tuple[str, ...] = get_args(KernelName)
 
 _BLOCK_BYTES = 4 << 20  # of the rows that are computed at once
-_LIMB = 60  # bits: sums of four such integers fit 64
+_SUMMED = 60  # bits: sums of four such integers fit 64
 _AT_LEAST_0 = "at least 0, or the kernel is not positive semi-definite"
 
 
@@ -184,7 +184,7 @@ class DotKernel:
     def _function(self, features: int) -> Callable[[Array, Array, Array, Floats], None]:
         """Return what computes rows of the kernel, from the products and norms, into its output."""
         if self.name == "disjunctive":
-            return _Disjunctions(features, self.degree)
+            return _disjunctive(features, self.degree)
         functions: dict[str, Callable[[Array, Array, Array, Floats], None]] = {
             "linear": _linear,
             "poly": self._poly,
@@ -220,44 +220,29 @@ class DotKernel:
             out /= drawn + 1
 
 
-class _Disjunctions:
-    """Counts of the disjunctions of d features, of n, that are true of both instances.
+def _disjunctive(features: int, degree: int) -> Callable[[Array, Array, Array, Floats], None]:
+    """Return what counts the disjunctions of d features, of n, that are true of both instances.
 
     binom(n, d) - binom(n - K_ii, d) - binom(n - K_jj, d) + binom(n - K_ii - K_jj + K_ij, d): all
     disjunctions less those that miss the one or the other. The numbers are far larger than what is
-    left of them, so they are added as integers, cut into limbs of 60 bits where 64 do not hold
-    them, and only the result is rounded.
+    left of them, so they are added as integers, Python's where 64 bits do not hold them, and only
+    the result is rounded.
     """
+    binomials = [math.comb(v, degree) for v in range(features + 1)]
+    kind: Any = object if max(binomials, default=0).bit_length() > _SUMMED else np.int64
+    table = np.array(binomials, kind)
 
-    def __init__(self, features: int, degree: int) -> None:
-        """Tabulate binom(v, d), v = 0..n."""
-        self.features = features
-        binomials = [math.comb(v, degree) for v in range(features + 1)]
-        limbs = max(1, -(-binomials[-1].bit_length() // _LIMB)) if binomials else 1
-        mask = (1 << _LIMB) - 1
-        self.tables = [  # lowest limb first
-            np.array([(value >> (_LIMB * k)) & mask for value in binomials], np.int64)
-            for k in range(limbs)
-        ]
-
-    def __call__(self, products: Array, left: Array, right: Array, out: Floats) -> None:
-        first = self.features - _rounded(left)
-        second = self.features - _rounded(right)
-        neither = _rounded(products) + first + second - self.features
+    def compute(products: Array, left: Array, right: Array, out: Floats) -> None:
+        first, second = features - _rounded(left), features - _rounded(right)
+        neither = _rounded(products) + first + second - features
         lowest = min(part.min(initial=0) for part in (products, first, second, neither))
-        _check_boolean(lowest >= 0 and neither.max(initial=0) <= self.features)
-        out.fill(0.0)
-        carry: Any = 0
-        for number, table in enumerate(self.tables):
-            limb = table[neither]
-            limb -= table[first]
-            limb -= table[second]
-            limb += table[-1]
-            limb += carry
-            if number + 1 < len(self.tables):  # lower limbs end up in 0..2^60 - 1
-                carry = limb >> _LIMB
-                limb &= (1 << _LIMB) - 1
-            out += np.ldexp(limb.astype(np.float64), _LIMB * number)
+        _check_boolean(lowest >= 0 and neither.max(initial=0) <= features)
+        try:
+            out[:] = table[neither] - table[first] - table[second] + table[-1]
+        except OverflowError:
+            out.fill(np.inf)
+
+    return compute
 
 
 def _linear(products: Array, left: Array, right: Array, out: Floats) -> None:

@@ -6,6 +6,8 @@ Notation of Ghari and Shen, "Personalized Online Federated Learning with Multipl
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -52,8 +54,9 @@ def exponential_weights(
     cumulative : ndarray, shape (N,)
         The sums after the last sample.
     """
-    if len(losses) == 1:
-        return softmin(learning_rate * cumulative)[None], cumulative + losses[0]
+    if len(losses) == 1:  # as below, in a third of the time
+        weights = np.exp(learning_rate * (np.minimum.reduce(cumulative) - cumulative))
+        return (weights / np.add.reduce(weights))[None], cumulative + losses[0]
     past = np.empty((losses.shape[0] + 1, losses.shape[1]))
     past[0] = cumulative
     np.cumsum(losses, axis=0, out=past[1:])
@@ -63,67 +66,70 @@ def exponential_weights(
     return weights, past[-1].copy()
 
 
-def adahedge_weights(
-    cumulative: Floats, losses: Floats, gap: float
-) -> tuple[Floats, Floats, float]:
-    """Weights before each sample by AdaHedge: no learning rate, any range of losses.
+@dataclass
+class Hedge:
+    """AdaHedge over experts of which some may be asleep: these predict what the others do.
 
-    The learning rate is ln N / (cumulative mixability gap). It depends on the previous sample, so
-    samples are taken one after the other.
+    No learning rate and any range of losses: the rate is ln N / (cumulative mixability gap).
 
-    Parameters
+    Attributes
     ----------
-    cumulative : ndarray, shape (N,)
-        Losses summed over all earlier samples.
-    losses : ndarray, shape (B, N)
-        Losses of the samples at hand, in order.
+    losses : ndarray, shape (N,)
+        Summed so far.
     gap : float
-        Cumulative mixability gap so far, 0 at the start.
-
-    Returns
-    -------
-    weights : ndarray, shape (B, N)
-    cumulative : ndarray, shape (N,)
-    gap : float
+        Cumulative mixability gap.
 
     References
     ----------
     de Rooij, van Erven, Grunwald and Koolen, "Follow the Leader If You Can, Hedge If You Must",
-    JMLR 15, 2014.
+    JMLR 15, 2014. Freund, Schapire, Singer and Warmuth, "Using and Combining Predictors That
+    Specialize", STOC 1997.
     """
-    kernels = losses.shape[1]
-    weights = np.empty_like(losses)
-    cumulative = cumulative.copy()
-    for row, loss in zip(weights, losses, strict=True):
-        best = cumulative.min()
-        if gap > 0.0 and kernels > 1:
-            rate = np.log(kernels) / gap
-            row[:] = np.exp(rate * (best - cumulative))
-            total = row.sum()
-            mixed = cumulative + loss
-            after = mixed.min()
-            sum_after = np.exp(rate * (after - mixed)).sum()
-            mix_loss = after - best - np.log(sum_after / total) / rate
+
+    losses: Floats
+    gap: float = 0.0
+
+    def weights(self, awake: NDArray[np.bool_] | None = None) -> Floats:
+        """Return the weights for the next sample, those of who is asleep 0."""
+        behind = self.losses - (self.losses if awake is None else self.losses[awake]).min()
+        if self.gap > 0.0:
+            found = np.exp(-math.log(behind.size) / self.gap * np.maximum(behind, 0.0))
         else:  # infinite learning rate: follow the leaders
-            row[:] = cumulative == best
-            total = row.sum()
-            mix_loss = (cumulative + loss).min() - best
-        row /= total
-        gap += max(0.0, float(row @ loss - mix_loss))
-        cumulative += loss
-    return weights, cumulative, gap
+            found = (behind <= 0.0).astype(np.float64)
+        if awake is not None:
+            found = np.where(awake, found, 0.0)
+        return np.asarray(found / found.sum())
+
+    def learn(self, losses: Floats) -> Floats:
+        """Take the losses of a sample; that of who slept is the mixture's.
+
+        Returns
+        -------
+        ndarray, shape (N,)
+            The weights before it, if all are awake.
+        """
+        weights, after = self.weights(), self.losses + losses
+        mixed = after.min() - self.losses.min()
+        if self.gap > 0.0:
+            rate = math.log(losses.size) / self.gap
+            # the leader's weight is one over the sum of all, of which its own share is 1
+            grown = float(np.exp(rate * (after.min() - after)).sum() * weights.max())
+            mixed -= math.log(grown) / rate
+        if losses.size > 1:  # one alone is the mixture
+            self.gap += max(0.0, float(weights @ losses - mixed))
+        self.losses = after
+        return weights
 
 
 def kernel_weights(
     rule: WeightRule, cumulative: Floats, losses: Floats, gap: float, learning_rate: float
 ) -> tuple[Floats, Floats, float]:
     """Weights before each sample by the named rule; see the rules' own functions."""
-    if losses.shape[1] == 1:
-        return np.full_like(losses, 1.0 / losses.shape[1]), cumulative + losses.sum(axis=0), gap
     if rule == "exponential":
-        weights, cumulative = exponential_weights(cumulative, losses, learning_rate)
-        return weights, cumulative, gap
-    return adahedge_weights(cumulative, losses, gap)
+        return *exponential_weights(cumulative, losses, learning_rate), gap
+    hedge = Hedge(cumulative, gap)  # depends on the sample before, so one follows the other
+    weights = np.array([hedge.learn(loss) for loss in losses])
+    return weights, hedge.losses, hedge.gap
 
 
 def current_weights(
@@ -294,13 +300,6 @@ def _capped(weights: Floats, total: int) -> Floats:
     room = 1.0 - shares
     deficit = total - shares.sum()
     return np.asarray(shares + deficit * room / room.sum()) if deficit > 0.0 else shares
-
-
-def softmin(values: Floats) -> Floats:
-    """Return exp(-v) / sum(exp(-v)) of a vector, without underflow of the largest."""
-    weights = np.exp(np.minimum.reduce(values) - values)
-    weights /= np.add.reduce(weights)
-    return np.asarray(weights)
 
 
 class GradientDescent:

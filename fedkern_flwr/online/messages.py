@@ -145,11 +145,10 @@ class StreamRequest(Message):
             return "residuals without a bound"
         return "" if self.samples <= self.most else "a message of more samples"
 
-    def _times(self, facts: Facts) -> dict[str, int]:
+    def _times(self, facts: Facts) -> private.Times:
         """Return how often a sum with noise is opened, and over how many parties."""
         least = facts.parties if self.whole else facts.threshold
-        about = {"parties": facts.parties, "least": least}
-        return {"most": self.most, "messages": self.messages, **about}
+        return private.Times(self.most, self.messages, facts.parties, least)
 
 
 class DictionaryRequest(StreamRequest):
@@ -229,7 +228,7 @@ class KernelRequest(DictionaryRequest):
             pairs=self.frequencies(),
             features=self.features,
             losses=self.losses(),
-            **self._times(facts),
+            times=self._times(facts),
         )
 
     def noise_problem(self) -> str:
@@ -469,7 +468,7 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
             kernels=self.shared if self.sums else 0,
             features=self.features,
             summed=self.summed,
-            **self._times(facts),
+            times=self._times(facts),
         )
 
     def noise_problem(self) -> str:

@@ -17,7 +17,7 @@ message's own rows, which are brought into the unit ball, and of labels in [-1/2
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,37 @@ LABELS = 0.5
 _FLOAT32 = 1.0 + 1e-5  # by what features of 32 bits may be longer than one
 
 
+class Times(NamedTuple):
+    """How often a sum with noise is opened, about how many samples and over how many parties.
+
+    Attributes
+    ----------
+    most, messages : int
+        Samples of a client in the largest message; how many messages there are at most. Of a party
+        all samples may be substituted, in all messages.
+    parties, least : int
+        N, parties of the sum; t, fewest parties over which it can be opened.
+    """
+
+    most: int
+    messages: int
+    parties: int
+    least: int
+
+    def release(self, budget: Budget, moved: float, length: int) -> Release:
+        """Return the noise of a sum of so many numbers, which a sample moves by so much."""
+        whole = budget.unit == "party"
+        return plan_release(
+            UPDATE_SUM,
+            budget,
+            sensitivity=moved * _FLOAT32 * (self.most if whole else 1),
+            length=length,
+            parties=self.parties,
+            least=self.least,
+            times=self.messages if whole else 1,
+        )
+
+
 def update_release(
     budget: Budget,
     *,
@@ -45,10 +76,7 @@ def update_release(
     pairs: int,
     features: int,
     losses: int,
-    most: int,
-    messages: int,
-    parties: int,
-    least: int,
+    times: Times,
 ) -> Release:
     """Return the noise of the sum of a message.
 
@@ -66,28 +94,16 @@ def update_release(
         Pairs of features that are summed, of all kernels; D, pairs of a kernel.
     losses : int
         Losses that are summed beside them.
-    most, messages : int
-        Samples of a client in the largest message; how many messages there are at most. Of a party
-        all samples may be substituted, in all messages.
-    parties, least : int
-        N, parties of the sum; t, fewest parties over which it can be opened.
+    times : Times
+        How often the sum is opened.
 
     Raises
     ------
     OptionError
         See :func:`~fedkern_flwr.privacy.budget.plan_release`.
     """
-    whole = budget.unit == "party"
-    moved = clip * math.sqrt(4.0 * pairs / features + losses) * _FLOAT32
-    return plan_release(
-        UPDATE_SUM,
-        budget,
-        sensitivity=moved * (most if whole else 1),
-        length=2 * pairs + losses,
-        parties=parties,
-        least=least,
-        times=messages if whole else 1,
-    )
+    moved = clip * math.sqrt(4.0 * pairs / features + losses)
+    return times.release(budget, moved, 2 * pairs + losses)
 
 
 def clipped(residuals: Floats, clip: float) -> Floats:
@@ -118,10 +134,7 @@ def ridge_release(
     kernels: int,
     features: int,
     summed: int,
-    most: int,
-    messages: int,
-    parties: int,
-    least: int,
+    times: Times,
 ) -> Release:
     """Return the noise of the sums of POF-RLS: of all learners of a message together.
 
@@ -137,22 +150,13 @@ def ridge_release(
         Raw columns; 0 if they are not summed.
     kernels, features, summed : int
         Kernels; D; and how many frequencies of each are summed.
-    budget, most, messages, parties, least
+    budget, times
         See :func:`update_release`.
     """
-    whole = budget.unit == "party"
     square = (4.5 + 8.0 * LABELS**2) * (columns > 0)
     square += kernels * sensitivity.ridge(2 * features, LABELS) ** 2
     length = ridge.numbers(columns + 1) * (columns > 0) + kernels * ridge.numbers(2 * summed)
-    return plan_release(
-        UPDATE_SUM,
-        budget,
-        sensitivity=math.sqrt(square) * _FLOAT32 * (most if whole else 1),
-        length=length,
-        parties=parties,
-        least=least,
-        times=messages if whole else 1,
-    )
+    return times.release(budget, math.sqrt(square), length)
 
 
 def ridge_sum(request: Any, x: NDArray[Any], labels: Floats) -> Floats:
@@ -166,9 +170,8 @@ def ridge_sum(request: Any, x: NDArray[Any], labels: Floats) -> Floats:
         parts.append(ridge.sums(ridge.raw_rows(inside), y))
     if request.sums:
         phi = ridge.kernel_rows(x, request.bandwidths, request.features, request.seed)
-        half = np.arange(request.summed)
-        phi = phi[: request.shared, :, np.concatenate([half, request.features + half])]
-        phi = np.nan_to_num(phi, nan=0.0)
+        places = ridge.summed_places(request.features, request.summed)
+        phi = np.nan_to_num(phi[: request.shared, :, places], nan=0.0)
         parts.append(ridge.sums(phi, y).ravel())
     return np.concatenate(parts)
 

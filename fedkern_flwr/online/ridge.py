@@ -389,6 +389,12 @@ def kernel_rows(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) ->
     return np.ascontiguousarray(z.swapaxes(0, 1))
 
 
+def summed_places(features: int, summed: int) -> NDArray[np.intp]:
+    """Return the places of those of D frequencies of a kernel that are summed."""
+    half = np.arange(summed)
+    return np.concatenate([half, features + half])
+
+
 def all_rows(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) -> Floats:
     """Return all that learners take of rows side by side: raw columns, a one, kernel by kernel."""
     return np.column_stack([raw_rows(x), *kernel_rows(x, bandwidths, features, seed)])

@@ -14,12 +14,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import TableError
+from ..errors import OptionError, TableError
 from ..plain_text import read_json
 
 #: Rows that a client of a stream says it has: it sums as many as a message takes, or none.
@@ -35,6 +35,8 @@ _WORDS = {"true": 1.0, "false": 0.0}
 _GAP, _TEXT = "with gaps", "with text where numbers are"
 _AGAIN = "with the id of another"
 _WIDTH, _SHAPE = "with another number of cells", "that are none"
+_UNIX = "unix:"
+_LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 Floats = NDArray[np.float64]
 
@@ -277,8 +279,27 @@ class FileSource:
                 offset += len(line)
                 text = line.decode("utf-8", "replace").strip()
                 if text:
-                    found.add(cells(text), names, self.label, self.id_column, self._number, width)
+                    self._add(found, cells(text), names, _WIDTH if width else _SHAPE)
         return replace(place, offset=offset, head=self._digest(offset)) if offset else place
+
+    def _add(
+        self, found: _Rows, cells: Mapping[str, Any] | None, names: Sequence[str], bad: str
+    ) -> None:
+        """Add a row, or why it is none: of a line without cells ``bad``."""
+        found.width = len(names)
+        if cells is None:
+            found.why[bad] += 1
+            return
+        wanted = [self._number(cells.get(name)) for name in (*names, self.label)]
+        problems = [one for one in wanted if isinstance(one, str)]
+        name = "" if self.id_column is None else str(cells.get(self.id_column, "")).strip()
+        if self.id_column is not None and (not name or name in found.ids):
+            problems.append(_AGAIN if name else _GAP)
+        if problems:
+            found.why[problems[0]] += 1
+            return
+        *features, target = (float(one) for one in wanted)
+        found.put(features, target, name)
 
     def _layout(self, head: bytes) -> tuple[Callable[[str], Any], tuple[str, ...], int]:
         """Return what reads a line, the names of the features, and how many cells a line has."""
@@ -336,31 +357,6 @@ class _Rows:
     why: Counter[str] = field(default_factory=Counter)
     width: int = 0
 
-    def add(
-        self,
-        cells: Mapping[str, Any] | None,
-        names: Sequence[str],
-        label: str,
-        id_column: str | None,
-        number: Callable[[Any], float | str],
-        width: int,
-    ) -> None:
-        """Add a row, or why it is none."""
-        self.width = len(names)
-        if cells is None:
-            self.why[_WIDTH if width else _SHAPE] += 1
-            return
-        wanted = [number(cells.get(name)) for name in (*names, label)]
-        name = "" if id_column is None else str(cells.get(id_column, "")).strip()
-        problems = [one for one in wanted if isinstance(one, str)]
-        if id_column is not None and (not name or name in self.ids):
-            problems.append(_AGAIN if name else _GAP)
-        if problems:
-            self.why[problems[0]] += 1
-            return
-        *features, target = (float(one) for one in wanted)
-        self.put(features, target, name)
-
     def put(self, features: Any, target: float, name: str = "") -> None:
         """Add a row that is one."""
         self.x.append(features)
@@ -391,3 +387,95 @@ def _json_cells(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
+
+
+# -- the file of a stream: a node's own, or one into which what comes to a socket is written
+
+
+class Address(NamedTuple):
+    """Where rows come in: a Unix socket, or a port of this machine."""
+
+    path: str
+    port: int = 0
+
+
+def read_address(stream: str | Path) -> Address | None:
+    """Return the socket that a stream names, None if it names a file.
+
+    Raises
+    ------
+    OptionError
+        Other machines could reach it, or it is none.
+    """
+    text = str(stream)
+    if text.startswith(_UNIX):
+        if len(text) == len(_UNIX):
+            raise OptionError(
+                "the stream names no socket", remedy='write "unix:/path"', code="FK-STREAM-SOCKET"
+            )
+        return Address(text.removeprefix(_UNIX))
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or "/" in text:
+        return None
+    if host not in _LOCAL:
+        raise OptionError(
+            f"the stream is to come from {host}: rows are taken from this machine only",
+            remedy='write "127.0.0.1:PORT" or "unix:/path"',
+            code="FK-STREAM-HOST",
+        )
+    if not 0 < int(port) < 1 << 16:
+        raise OptionError(
+            f"there is no port {port}", remedy="write one of 1 to 65535", code="FK-STREAM-SOCKET"
+        )
+    return Address("", int(port))
+
+
+def spool_file(state_dir: Path, partition: int) -> Path:
+    """Return the file into which a feeder writes what came to a node's socket."""
+    return state_dir / f"stream-{partition}.rows"
+
+
+def open_stream(
+    stream: str | Path, state_dir: Path | None, partition: int, *, label: str | None, **how: Any
+) -> FileSource:
+    """Return the rows of a file, or of a socket from the file of its feeder.
+
+    Raises
+    ------
+    OptionError
+        There is no label, or no folder for what comes to a socket.
+    """
+    if label is None:
+        raise OptionError(
+            "the stream has no label", remedy="name the column to predict", code="FK-LABELS-MISSING"
+        )
+    path = Path(stream)
+    if read_address(stream) is not None:
+        if state_dir is None:
+            raise OptionError(
+                "a socket needs a folder of the node",
+                remedy="name it as state_dir",
+                code="FK-STREAM-FOLDER",
+            )
+        path = spool_file(state_dir, partition)
+    return FileSource(path, label, **how)
+
+
+def fed_by_socket(config: Mapping[str, Any]) -> tuple[Address, Path] | None:
+    """Return socket and file of a node's feeder, None where it needs none.
+
+    Raises
+    ------
+    OptionError
+        The node's configuration does not serve.
+    """
+    address = read_address(str(config.get("stream", "")))
+    if address is None:
+        return None
+    if not config.get("state-dir"):
+        raise OptionError(
+            "a socket needs a folder of the node",
+            remedy="name it as state-dir",
+            code="FK-STREAM-FOLDER",
+        )
+    return address, spool_file(Path(str(config["state-dir"])), int(config.get("partition-id", 0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -20,6 +21,7 @@ from . import messages as wire
 from .clipping import NoisyMeans
 
 
+@dataclass
 class Averages:
     """The exchanges of a run: each is a sum over the nodes.
 
@@ -31,7 +33,7 @@ class Averages:
         What means with noise cost; None without noise.
     threshold : int or None
         Of secure sums, see :class:`~fedkern_flwr.method.Method`.
-    **common
+    common : dict
         Options of :class:`~fedkern_flwr.nodes.Nodes`.
 
     Attributes
@@ -42,21 +44,18 @@ class Averages:
         Who is in the mean of each exchange of training.
     """
 
-    def __init__(
-        self,
-        *,
-        bound: float,
-        weighted_by: str,
-        noisy: NoisyMeans | None,
-        threshold: int | None,
-        **common: Any,
-    ) -> None:
-        self.bound, self.weighted_by, self.noisy = bound, weighted_by, noisy
-        self.threshold, self._common = threshold, common
+    bound: float
+    weighted_by: str
+    noisy: NoisyMeans | None
+    threshold: int | None
+    common: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        """Begin without a run."""
         self._reset()
 
     def _reset(self) -> None:
-        self.nodes = Nodes("secure-aggregation", **self._common)
+        self.nodes = Nodes("secure-aggregation", **self.common)
         self.nodes.listener = self._check_layout
         self.survivors_: list[list[int]] = []
         self._step, self._lost, self._rounds, self._layout = 0, 0, 0, ""

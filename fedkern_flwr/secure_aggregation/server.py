@@ -6,10 +6,11 @@ mean over the nodes, with their total weight. Everything else is the strategy's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid, strategy
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -19,7 +20,6 @@ from ..transport import swift
 from ..watch import Ledger
 from . import averages
 from .clipping import Clip, NoisyMeans
-from .one_reply import OneReply
 from .rounds import Averages, no_figures
 
 #: Strategies that look at single replies, or wrap one that does.
@@ -108,16 +108,11 @@ class SecureAggregation(Strategy):
         clipped = Clip.of(clip, noise_multiplier)
         if clipped is not None and getattr(self, "fraction_evaluate", 0.0) > 0.0:
             raise no_figures()
-        self._averages = Averages(
-            bound=bound,
-            noisy=None if clipped is None else NoisyMeans(clipped, delta, colluders),
-            weighted_by=str(getattr(self, "weighted_by_key", averages.WEIGHT)),
-            min_clients=max(int(getattr(self, f"min_{what}_nodes", 1)) for what in _COUNTED),
-            threshold=threshold,
-            min_cohort=min_cohort,
-            max_missed=max_missed,
-            node_timeout=node_timeout,
-        )
+        common = {"min_cohort": min_cohort, "max_missed": max_missed, "node_timeout": node_timeout}
+        common["min_clients"] = max(int(getattr(self, f"min_{what}_nodes", 1)) for what in _COUNTED)
+        noisy = None if clipped is None else NoisyMeans(clipped, delta, colluders)
+        weighted_by = str(getattr(self, "weighted_by_key", averages.WEIGHT))
+        self._averages = Averages(bound, weighted_by, noisy, threshold, common)
 
     @property
     def ledger_(self) -> Ledger:
@@ -167,3 +162,57 @@ class SecureAggregation(Strategy):
         )
         self._averages.close(grid, timeout)
         return result
+
+
+# -- the grid that a strategy runs against when single replies are nobody's to see
+
+Ask = Callable[[Grid, list[Message], float], list[Message]]
+
+
+class OneReply(Grid):
+    """A grid of the nodes of a run that answers with the mean of their replies.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    nodes : iterable of int
+        Ids of the nodes.
+    ask : callable
+        Asks them all: (grid, messages, timeout) -> one reply, or none.
+    """
+
+    def __init__(self, grid: Grid, nodes: Iterable[int], ask: Ask) -> None:
+        self._grid, self._nodes, self._ask = grid, nodes, ask
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **options: Any) -> Message:
+        return self._grid.create_message(*args, **options)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self._nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise _by_itself()
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise _by_itself()
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return self._ask(self._grid, list(messages), timeout or math.inf)
+
+
+def _by_itself() -> OptionError:
+    return OptionError(
+        "the strategy exchanges messages in a way of its own, which nothing masks",
+        remedy="use one that leaves them to Strategy.start",
+        code="FK-STRATEGY-UNMASKED",
+    )

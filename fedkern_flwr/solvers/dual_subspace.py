@@ -43,10 +43,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, ProtocolError
+from .local_hinge import interior_point
 from .local_solvers import LOSSES, Loss, total_loss
 from .losses import expit
 
-__all__ = ["LOSSES", "LabelOwner", "Loss", "Optimum", "objective", "restricted_optimum", "visit"]
+__all__ = ["LOSSES", "LabelOwner", "Loss", "Optimum", "objective", "restricted_optimum"]
 
 Floats = NDArray[np.float64]
 _PRECISION = 1e-9  # relative duality gap, or Newton decrement, of the label owner's own problem
@@ -68,28 +69,6 @@ class Optimum(NamedTuple):
     weights: Floats
     bias: float
     duals: Floats
-
-
-def visit(rows: Floats, messages: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
-    """Return a user's contributions to the agent and to the label owner.
-
-    Parameters
-    ----------
-    rows : ndarray of float64, shape (n_ij, d_i)
-        X_ij.
-    messages : ndarray of float64, shape (n_ij, K)
-        The label owner's messages at these rows.
-    weights : ndarray of float64, shape (d_i, K), or None
-        What the agent got in the visit before; None in the first visit.
-
-    Returns
-    -------
-    ndarray of float64, shape (d_i, K)
-        X_ij^T m; the agent needs the sum over the users of its group only.
-    ndarray of float64, shape (n_ij, K), or None
-        X_ij x_i; the label owner needs the sum over the groups only.
-    """
-    return rows.T @ messages, None if weights is None else rows @ weights
 
 
 def objective(
@@ -137,7 +116,10 @@ def restricted_optimum(loss: Loss, columns: Floats, targets: Floats, cost: float
     ridge = np.ones(design.shape[1])
     ridge[-1] = 0.0
     if loss == "hinge":
-        solution, duals = _hinge(design, ridge, targets, cost)
+        signed = targets[:, None] * design
+        margins = np.ones(len(targets))
+        solution, duals, *_ = interior_point(signed, margins, ridge, cost, _PRECISION)
+        duals *= targets
     elif loss == "logistic":
         solution = _logistic(design, ridge, targets, cost)
         duals = cost * targets * expit(-targets * (design @ solution))
@@ -170,49 +152,6 @@ def _logistic(design: Floats, ridge: Floats, targets: Floats, cost: float) -> Fl
         if decrease <= _PRECISION**2 * before or step <= 1e-10:
             break
     return point
-
-
-def _hinge(design: Floats, ridge: Floats, targets: Floats, cost: float) -> tuple[Floats, Floats]:
-    """Return weights and bias, (m + 1,), and duals, (n,), of the hinge.
-
-    Mehrotra's predictor and corrector on s = y f - 1 + t >= 0 (multipliers a) and t >= 0
-    (multipliers C - a), where t is the slack; eliminating all but weights and bias leaves
-    equations of size m + 1.
-    """
-    n = len(targets)
-    signed = targets[:, None] * design
-    point = np.zeros(len(ridge))
-    a, t, s = np.full(n, cost / 2.0), np.full(n, 2.0), np.ones(n)
-    for _ in range(_ITERATIONS):
-        rest = cost - a
-        primal = signed @ point - 1.0 + t - s
-        gap = float(a @ s + rest @ t)
-        square = float(point @ (ridge * point))
-        value = objective("hinge", square, design @ point, targets, cost)
-        if gap <= _PRECISION * value and np.abs(primal).max() <= _PRECISION:
-            break
-        scale = s / a + t / rest
-        hessian = np.diag(ridge) + signed.T @ (signed / scale[:, None])
-        right_s, right_t = -a * s, -rest * t
-        for corrector in (False, True):
-            pull = right_s / a - right_t / rest - primal
-            change = np.linalg.solve(hessian, signed.T @ (a + pull / scale) - ridge * point)
-            da = (pull - signed @ change) / scale
-            ds, dt = (right_s - s * da) / a, (right_t + t * da) / rest
-            step = _longest_step((a, da), (rest, -da), (s, ds), (t, dt))
-            if not corrector:
-                ahead = (a + step * da) @ (s + step * ds) + (rest - step * da) @ (t + step * dt)
-                centre = (float(ahead) / gap) ** 3 * gap / (2 * n)
-                right_s, right_t = centre - a * s - da * ds, centre - rest * t + da * dt
-        step *= 0.99
-        point, a, s, t = point + step * change, a + step * da, s + step * ds, t + step * dt
-    return point, targets * a
-
-
-def _longest_step(*pairs: tuple[Floats, Floats]) -> float:
-    """Return the longest step, at most 1, that keeps each first array + step * second >= 0."""
-    shrink = max(float((-change / now).max()) for now, change in pairs)
-    return 1.0 / max(shrink, 1.0)
 
 
 def orthonormal_basis(sent: Floats, outputs: Floats) -> Floats:
@@ -248,13 +187,10 @@ class LabelOwner:
     cost : float
         C > 0.
     seed : int
-        Seed of the factors of messages that would otherwise be the same.
+        Seed of the factors of the second message.
     numbers : ndarray of int, shape (n,), optional
         A number of each row, from 0, by which factors are drawn: runs with the same numbers agree
         whatever the order of the rows. By default the position.
-    width : int (default: 1)
-        Messages for each output and visit. Those beyond the first have their entries multiplied
-        by factors drawn uniformly from [0, 2]; they save visits where rank(X) is large.
 
     Attributes
     ----------
@@ -274,7 +210,7 @@ class LabelOwner:
     Raises
     ------
     OptionError
-        C or width is not positive, or the targets do not suit the loss.
+        C is not positive, or the targets do not suit the loss.
     """
 
     def __init__(
@@ -285,12 +221,7 @@ class LabelOwner:
         seed: int,
         *,
         numbers: NDArray[np.integer[Any]] | None = None,
-        width: int = 1,
     ) -> None:
-        if width < 1:
-            raise OptionError(
-                f"the width is {width}", remedy="use at least 1", code="FK-OPTION-RANGE"
-            )
         if not 0.0 < cost < np.inf:
             raise OptionError(
                 f"the cost C is {cost}", remedy="use a positive number", code="FK-OPTION-RANGE"
@@ -302,7 +233,7 @@ class LabelOwner:
                 code="FK-LOSS-CLASSES",
             )
         n, k = targets.shape
-        self.loss, self.targets, self.cost, self.width = loss, targets, cost, width
+        self.loss, self.targets, self.cost = loss, targets, cost
         self.seed, self.numbers = seed, np.arange(n) if numbers is None else numbers
         self.sent, self.outputs = np.empty((n, 0)), np.empty((n, 0))
         self.objective, self.bound = np.full(k, np.inf), np.full(k, -np.inf)
@@ -316,39 +247,35 @@ class LabelOwner:
         return np.asarray(self.objective - self.bound)
 
     def next_message(self) -> Floats:
-        """Return the next messages, (n, width K), the first of each output before the second.
+        """Return the next message of each output, (n, K).
 
-        The first are g - M c for the dual variables g and the model X^T M c of the optimum: the
-        gradient of the dual, orthogonal to the subspace, of which 1/2 |X^T (g - M c)|^2 is the
-        duality gap.
+        It is g - M c for the dual variables g and the model X^T M c of the optimum: the gradient of
+        the dual, orthogonal to the subspace, of which 1/2 |X^T (g - M c)|^2 is the duality gap. The
+        second, before any outputs are known, would be the first again: its entries are multiplied
+        by factors drawn uniformly from [0, 2], and it tells no gap.
         """
-        rest = self._duals - self.model_message()
-        k, claim = len(self.bias), self.objective.copy()
-        messages = np.tile(rest, (1, self.width))
-        if self._waiting and not self.outputs.size:  # the first message again would be wasted
-            fixed, claim = 0, np.full(k, -np.inf)
-        else:
-            fixed = k
-        rng = np.random.default_rng([self.seed, self.sent.shape[1]])
-        factors = rng.uniform(0.0, 2.0, (int(self.numbers.max()) + 1, messages.shape[1] - fixed))
-        messages[:, fixed:] *= factors[self.numbers]
+        messages, claim = self._duals - self.model_message(), self.objective.copy()
+        if self._waiting and not self.outputs.size:
+            claim = np.full(len(claim), -np.inf)
+            rng = np.random.default_rng([self.seed, self.sent.shape[1]])
+            factors = rng.uniform(0.0, 2.0, (int(self.numbers.max()) + 1, len(claim)))
+            messages *= factors[self.numbers]
         scale = np.sqrt((messages**2).mean(axis=0))
         scale[scale == 0.0] = 1.0
         messages /= scale
         self.sent = np.column_stack([self.sent, messages])
-        self._waiting.append((claim, scale[:k]))
+        self._waiting.append((claim, scale))
         return messages
 
     def receive(self, outputs: Floats) -> None:
-        """Take X X^T m, (n, width K), of the oldest messages that wait, and solve again.
+        """Take X X^T m, (n, K), of the oldest messages that wait, and solve again.
 
         Raises
         ------
         ProtocolError
             No message waits, the shape is wrong, or numbers are not finite.
         """
-        k, known = len(self.bias), self.outputs.shape[1]
-        if not self._waiting or outputs.shape != (len(self.targets), self.width * k):
+        if not self._waiting or outputs.shape != self.targets.shape:
             raise ProtocolError(
                 f"outputs of shape {outputs.shape} came unasked", code="FK-MESSAGE-ORDER"
             )
@@ -357,8 +284,9 @@ class LabelOwner:
                 "the outputs have NaN or infinite entries", code="FK-MESSAGE-FINITE"
             )
         claim, scale = self._waiting.pop(0)
-        messages = self.sent[:, known : known + k]
-        gap = 0.5 * scale**2 * (messages * outputs[:, :k]).sum(axis=0)
+        known = self.outputs.shape[1]
+        messages = self.sent[:, known : known + len(scale)]
+        gap = 0.5 * scale**2 * (messages * outputs).sum(axis=0)
         self.bound = np.maximum(self.bound, claim - gap)
         self.outputs = np.column_stack([self.outputs, outputs])
         self._solve()

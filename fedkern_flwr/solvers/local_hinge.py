@@ -9,31 +9,26 @@ optimal to those that are asked for, and the solution moves with them, piece by 
 lines. At the end of a piece one row comes to a bound or off it. From one iteration of ADMM to the
 next there are some five to thirty of these.
 
-Without a last beta, or where the path is too long, by the proximal point method: the next beta
-maximises the dual minus |b - beta|^2 / (2 tau), and tau grows. Each maximisation is the
-minimisation of a piecewise quadratic, once differentiable function of u by semismooth Newton steps
-with a line search; only rows with 0 < beta < 1 enter the Newton matrix. The path from there ends
-it, or a solve for exactly these rows (tau infinite): their margins are 1 and u = z^T beta, both to
-rounding.
+Without a last beta, or where the path is too long, by Mehrotra's interior point method. It tells
+which rows are inside and which at a bound; an exchange, the path from there or a solve for exactly
+these rows then leaves nothing but rounding.
 
 References
 ----------
 Kunisch and Rendl, "An Infeasible Active Set Method for Quadratic Problems with Simple Bounds",
 2003. Best, "An Algorithm for the Solution of the Parametric Quadratic Programming Problem", 1996
-(path). Rockafellar, "Augmented Lagrangians and Applications of the Proximal Point Algorithm in
-Convex Programming", 1976. Li, Sun and Toh, "A Highly Efficient Semismooth Newton Augmented
-Lagrangian Method for Solving Lasso Problems", 2018. Keerthi and DeCoste, "A Modified Finite Newton
-Method for Fast Solution of Large Scale Linear SVMs", 2005 (line search and active rows).
+(path). Ferris and Munson, "Interior-Point Methods for Massive Support Vector Machines", 2002.
+Mehrotra, "On the Implementation of a Primal-Dual Interior Point Method", 1992.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .losses import ROUNDING, line_search, reduced, solve_exactly, solve_shifted
+from .losses import ROUNDING, reduced, solve_exactly
 
 Floats = NDArray[np.float64]
 
@@ -42,8 +37,10 @@ INVERTED = 1e-6  # error of an inverse from which a path can begin
 DEPENDENT = 1e-7  # relative length of what is left of a row that depends on others
 PIECES = 50  # most of a path, and two for each column
 REFINED = 3  # times that the end of a path is
-GROWTH = 10.0  # of tau after each step of the proximal point method
-NEWTON_STEPS = 15  # most of one step of the proximal point method; tau shrinks after these
+PRECISION = 1e-12  # duality gap at which rows inside are told from those at a bound, if repeated
+STEPS = 100  # most of the interior point method
+DOUBT = 1e-4  # below this share of its slack a multiplier is zero
+TINY = float(np.finfo(np.float64).tiny)
 
 
 def minimise_hinge(
@@ -59,7 +56,7 @@ def minimise_hinge(
         return found @ z, found
     basis, z = reduced(z)
     ended = None if start is None else _along_path(z, margins, start)
-    u, beta = _proximal_points(z, margins, start) if ended is None else ended
+    u, beta = _from_inside(z, margins) if ended is None else ended
     return u if basis is None else basis @ u, beta
 
 
@@ -143,7 +140,7 @@ class _Path:
         off = slack < -ROUNDING * (1.0 + np.abs(margins).max())
         off[free] = False
         change = np.zeros(len(z))  # of the margins, along the path
-        slack[~off] = np.maximum(slack[~off], np.finfo(np.float64).tiny)
+        slack[~off] = np.maximum(slack[~off], TINY)
         if off.any():
             begin = -slack[off].mean()
             change[off] = self.side[off] * (slack[off] - begin)
@@ -201,7 +198,7 @@ class _Path:
     def _stop(self, row: int, side: float) -> None:
         """Have a row stay at a bound."""
         self.beta[row], self.side[row] = max(side, 0.0), side
-        self.slack[row] = np.finfo(np.float64).tiny
+        self.slack[row] = TINY
 
     def _enter(self, j: int) -> None:
         """Let a row come off its bound.
@@ -241,42 +238,61 @@ def _speeds(beta: Floats, move: Floats) -> Floats:
     return np.where(move > 0.0, move / (1.0 - beta), np.where(move < 0.0, -move / beta, 0.0))
 
 
-def _proximal_points(z: Floats, margins: Floats, start: Floats | None) -> tuple[Floats, Floats]:
-    """Do the same as :func:`minimise_hinge` by the proximal point method."""
-    n, e = z.shape
-    columns = np.sqrt(np.einsum("ij,ij->j", z, z))
-    size = max(float(columns @ columns) / n, 1e-200)
-    beta = np.zeros(n) if start is None else start
-    u = beta @ z
-    r = margins - z @ u
-    wrong, apart = _violations(beta, r), False
-    unit = 1.0 + np.abs(margins).max()
-    tau = 0.0
-    for _ in range(60):
-        if not apart and wrong.max() <= ROUNDING * (unit + columns @ np.abs(u) / np.sqrt(n)):
+def _from_inside(z: Floats, margins: Floats) -> tuple[Floats, Floats]:
+    """Do the same as :func:`minimise_hinge` from nothing; see the top."""
+    ridge, unit = np.ones(z.shape[1]), max(float(np.abs(margins).mean()), TINY)
+    u, a, above, below = interior_point(z, margins, ridge, 1.0, PRECISION)
+    low, high = a * unit / above, (1.0 - a) * unit / below
+
+    def beta(doubt: float) -> Floats:
+        """Return beta with rows at a bound, but for those of which that is in doubt."""
+        return np.where(low < doubt, 0.0, np.where(high < doubt, 1.0, a))
+
+    found = _exchange(z, margins, beta(1.0), None)
+    if found is not None and _is_exact(z, margins, found):
+        return found @ z, found
+    ended = _along_path(z, margins, beta(1.0))
+    return _polish(z, margins, u, beta(DOUBT)) if ended is None else ended
+
+
+def interior_point(
+    rows: Floats, margins: Floats, ridge: Floats, cost: float, precision: float
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Minimise 1/2 p^T diag(ridge) p + C sum_n max(0, r_n), r = margins - rows p.
+
+    Mehrotra's predictor and corrector on s = t - r >= 0 (multipliers a) and t >= 0 (multipliers
+    C - a), where t is the slack; eliminating all but p leaves equations of its size. rows are
+    (n, m), margins (n,), and ridge (m,) may have zeros; ``precision`` is that of the duality gap,
+    relative to the value. Return p, a, s and t.
+    """
+    n = len(margins)
+    unit = max(float(np.abs(margins).mean()), TINY)
+    point, a = np.zeros(rows.shape[1]), np.full(n, cost / 2.0)
+    t, s = np.maximum(margins, 0.0) + unit, np.maximum(-margins, 0.0) + unit
+    for _ in range(STEPS):
+        rest, r = cost - a, margins - rows @ point
+        primal = t - s - r
+        gap = float(a @ s + rest @ t)
+        value = 0.5 * float(point @ (ridge * point)) + cost * float(np.maximum(0.0, r).sum())
+        if gap <= precision * value and np.abs(primal).max() <= precision * unit:
             break
-        if tau == 0.0:
-            free = (beta > 0.0) & (beta < 1.0)
-            inside = np.minimum(beta, 1.0 - beta)[free]  # how far beta may be expected to move
-            room = inside.mean() if len(inside) else min(1.0, 1.0 / size)
-            tau = room * wrong.sum() / (wrong @ wrong) / GROWTH
-        tau = min(GROWTH * tau, 1e13 / size)
-        u, r, found = _proximal_step(z, columns, beta, u, r, tau)
-        if found is None:
-            tau /= GROWTH**2
-            continue
-        beta, r = found, margins - z @ u
-        wrong, apart = _violations(beta, r), _apart(columns, u, beta, u - beta @ z)
-        rows = np.flatnonzero((beta > 0.0) & (beta < 1.0))
-        if (ended := _along_path(z, margins, beta)) is not None:
-            return ended
-        if len(rows) <= 2 * e:
-            polished = _polish(z, margins, rows, u, r, beta)
-            new = _violations(polished[2], polished[1])
-            gap = polished[0] - polished[2] @ z
-            if new.max() < wrong.max() and not _apart(columns, polished[0], polished[2], gap):
-                (u, r, beta), wrong, apart = polished, new, False
-    return u, beta
+        scale = s / a + t / rest
+        hessian = np.diag(ridge) + rows.T @ (rows / scale[:, None])
+        right_s, right_t = -a * s, -rest * t
+        for corrector in (False, True):
+            pull = right_s / a - right_t / rest - primal
+            change = solve_exactly(hessian, rows.T @ (a + pull / scale) - ridge * point)
+            da = (pull - rows @ change) / scale
+            ds, dt = (right_s - s * da) / a, (right_t + t * da) / rest
+            pairs = ((a, da), (rest, -da), (s, ds), (t, dt))  # none of them may fall below zero
+            step = 1.0 / max(1.0, *(float((-move / now).max()) for now, move in pairs))
+            if not corrector:
+                ahead = (a + step * da) @ (s + step * ds) + (rest - step * da) @ (t + step * dt)
+                centre = (float(ahead) / gap) ** 3 * gap / (2 * n)
+                right_s, right_t = centre - a * s - da * ds, centre - rest * t + da * dt
+        step *= 0.99
+        point, a, s, t = point + step * change, a + step * da, s + step * ds, t + step * dt
+    return point, a, s, t
 
 
 def _violations(beta: Floats, r: Floats) -> Floats:
@@ -284,80 +300,20 @@ def _violations(beta: Floats, r: Floats) -> Floats:
     return np.maximum(np.where(beta < 1.0, r, 0.0), np.where(beta > 0.0, -r, 0.0))
 
 
-def _apart(columns: Floats, u: Floats, beta: Floats, gap: Floats) -> bool:
-    """Whether the gap u - z^T beta, shape (e,), is more than rounding."""
-    allowed = columns * np.sqrt(beta @ beta) + np.sqrt(u @ u)
-    return bool((np.abs(gap) > ROUNDING * allowed).any())
-
-
-def _proximal_step(
-    z: Floats, columns: Floats, center: Floats, u: Floats, r: Floats, tau: float
-) -> tuple[Floats, Floats, Floats | None]:
-    """Minimise 1/2 |u|^2 + sum_n max_b (b r_n - (b - center_n)^2 / (2 tau)), 0 <= b <= 1.
-
-    center is the last beta, (n,), columns the norms of those of z, (n, e); u, (e,), and its r,
-    (n,), are where to begin. Return u and r, of the minimum or of the last step, and the maximising
-    beta, (n,), None if the steps did not suffice. |u - z^T beta| is at most half of
-    |beta - center| / sqrt(tau), so that the outer method converges (Rockafellar's criterion B).
-    """
-    pieces = np.empty(0)
-    full = False
-    for step in range(NEWTON_STEPS):
-        q = center + tau * r
-        beta = np.clip(q, 0.0, 1.0)
-        gradient = u - beta @ z
-        if (np.abs(gradient) <= 0.01 * ROUNDING * columns * np.sqrt(beta @ beta)).all():
-            return u, r, beta
-        moved = beta - center
-        if step and gradient @ gradient <= 0.25 * (moved @ moved) / tau:
-            return u, r, beta
-        last, pieces = pieces, np.sign(q - beta)
-        if full and np.array_equal(last, pieces):  # the minimum of this piece
-            return u, r, beta
-        free = z[(q > 0.0) & (q < 1.0)]
-        if len(free) < z.shape[1]:
-            inverse = solve_shifted(free @ free.T, 1.0 / tau, free @ gradient)
-            du = inverse @ free - gradient
-        else:
-            du = solve_shifted(tau * (free.T @ free), 1.0, -gradient)
-        dr = z @ du
-        length = line_search(_hinge_slope(u, du, q, dr, tau), float(gradient @ du))
-        full = length == 1.0
-        u, r = u + length * du, r - length * dr
-    return u, r, None
-
-
-def _hinge_slope(
-    u: Floats, du: Floats, q: Floats, dr: Floats, tau: float
-) -> Callable[[float], tuple[float, float]]:
-    """Return the first two derivatives along du of what :func:`_proximal_step` minimises."""
-    across, along, dq = float(u @ du), float(du @ du), tau * dr
-
-    def slope(t: float) -> tuple[float, float]:
-        moved = q - t * dq
-        free = dr[(moved > 0.0) & (moved < 1.0)]
-        first = across + t * along - float(np.clip(moved, 0.0, 1.0) @ dr)
-        return first, along + tau * float(free @ free)
-
-    return slope
-
-
-def _polish(
-    z: Floats, margins: Floats, rows: NDArray[np.intp], u: Floats, r: Floats, beta: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """Solve u = z^T beta, r = 0 in the given rows, for u and these rows' beta; return u, r, beta.
+def _polish(z: Floats, margins: Floats, u: Floats, beta: Floats) -> tuple[Floats, Floats]:
+    """Solve u = z^T beta with r = 0 in the rows inside, for u and their beta.
 
     The singular values leave out what repeated rows do not determine. The last of the three
     solves refines; beta is kept between 0 and 1.
     """
+    rows = np.flatnonzero((beta > 0.0) & (beta < 1.0))
     left, values, right = np.linalg.svd(z[rows], full_matrices=False)
     keep = values > 1e-10 * values.max(initial=0.0)
     left, values, right = left[:, keep], values[keep], right[keep]
     for _ in range(3):
         gap = u - beta @ z
-        along = (r[rows] @ left) / values + right @ gap
+        along = ((margins - z @ u)[rows] @ left) / values + right @ gap
         beta = beta.copy()
         beta[rows] = np.clip(beta[rows] + left @ (along / values), 0.0, 1.0)
         u = u + along @ right - gap
-        r = margins - z @ u
-    return u, r, beta
+    return u, beta

@@ -222,20 +222,26 @@ def _check_ids(ids: NDArray[Any], source: str) -> None:
         )
 
 
-def check_file(path: Path) -> None:
-    """Refuse what is no file that can be read.
+def check_file(path: Path, suffixes: Sequence[str] = _SUFFIXES, files: str = FILES) -> None:
+    """Refuse what is no file of one of some kinds that can be read.
 
     Raises
     ------
     TableError
     """
-    if path.is_dir():
-        raise TableError(f"{path} is a directory", remedy=f"give {FILES}", code="FK-FILE-FOLDER")
-    if not path.is_file():
-        raise TableError(f"there is no file {path}", code="FK-FILE-READ")
-    if file_kind(path) not in _SUFFIXES:
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError:
         raise TableError(
-            f"{path.name} has an unknown suffix", remedy=f"give {FILES}", code="FK-FILE-SUFFIX"
+            f"{path} is not readable", remedy="check who may read it", code="FK-FILE-READ"
+        ) from None
+    if is_folder:
+        raise TableError(f"{path} is a directory", remedy=f"give {files}", code="FK-FILE-FOLDER")
+    if not is_file:
+        raise TableError(f"there is no file {path}", remedy="check the path", code="FK-FILE-READ")
+    if file_kind(path) not in suffixes:
+        raise TableError(
+            f"{path.name} has an unknown suffix", remedy=f"give {files}", code="FK-FILE-SUFFIX"
         )
     if path.stat().st_size == 0:
         raise TableError(f"{path.name} is empty", code="FK-FILE-EMPTY")

@@ -17,7 +17,7 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.policy import RULES, read_policy, write_policy
 from fedkern_flwr.node_config import claim_folder, read_config
-from fedkern_flwr.online.stream_files import fed_by_socket
+from fedkern_flwr.online.source import fed_by_socket
 from fedkern_flwr.secure_sum.identity import (
     fingerprint,
     make_identity,

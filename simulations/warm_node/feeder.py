@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.online.stream_files import Address
+from fedkern_flwr.online.source import Address
 
 _LONGEST = 1 << 20  # bytes of a line
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)

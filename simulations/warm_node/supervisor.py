@@ -40,7 +40,7 @@ from fedkern_flwr.flower_compat import (
 )
 from fedkern_flwr.log_lines import utc_now
 from fedkern_flwr.node_config import read_config, reread_config
-from fedkern_flwr.online.stream_files import fed_by_socket
+from fedkern_flwr.online.source import fed_by_socket
 
 from .feeder import feed
 from .report import KEEPER, SUPERNODE, LogReader, NodeReport, connection

@@ -83,7 +83,7 @@ def check(loss: Loss, p: Problem, start: np.ndarray = NONE) -> tuple[np.ndarray,
 
 @pytest.mark.parametrize("shape", [(150, 10), (60, 200)])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_hinge_is_the_same_by_exchanges_products_paths_and_proximal_points(
+def test_the_hinge_is_the_same_by_exchanges_products_paths_and_from_inside(
     shape: tuple[int, int], weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = problem(*shape, penalty=2.0, c=0.7)
@@ -110,14 +110,14 @@ def test_the_hinge_is_the_same_by_exchanges_products_paths_and_proximal_points(
 def test_a_solution_is_followed_from_the_nearest_of_several(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing else may solve it: no exchange of rows, and no proximal points."""
+    """Nothing else may solve it: no exchange of rows, and no interior point."""
     p = problem(*shape, c=10.0, penalty=10.0)
     _, start = solve_local("hinge", *p, NONE)
     near = p._replace(v=p.v + np.sin(np.arange(len(p.v))))
     right = solve_local("hinge", *near, NONE)
     assert np.abs(right[1] - start).max() > 0.1 * p.c
     monkeypatch.setattr(local_hinge, "_exchange", lambda *_: None)
-    monkeypatch.setattr(local_hinge, "_proximal_points", lambda *_: pytest.fail("no path"))
+    monkeypatch.setattr(local_hinge, "_from_inside", lambda *_: pytest.fail("no path"))
     far = np.zeros_like(start)
     for starts in (start, np.stack([far, start]), np.stack([start, far])):
         found = solve_local("hinge", *near, starts)
@@ -288,10 +288,9 @@ class Federation:
             sums.append(np.zeros((len(columns), messages.shape[1])))
             for rows in groups:
                 block = self.x[np.ix_(rows, columns)]
-                part, outputs = dual.visit(block, messages[rows], None if last else weights)
-                sums[-1] += part
-                if outputs is not None:
-                    total[rows] += outputs
+                sums[-1] += block.T @ messages[rows]
+                if not last and weights is not None:
+                    total[rows] += block @ weights
         self.visits += 1
         return sums, total
 
@@ -328,10 +327,8 @@ def pooled_objective(
     )
 
 
-def hinge(
-    cost: float = 1.0, split: tuple[int, int] = (2, 5), columns: int = 30, **more: Any
-) -> Federation:
-    return Federation(X[:, :columns], dual.LabelOwner("hinge", Y, cost, seed=0, **more), *split)
+def hinge(cost: float = 1.0, split: tuple[int, int] = (2, 5), columns: int = 30) -> Federation:
+    return Federation(X[:, :columns], dual.LabelOwner("hinge", Y, cost, seed=0), *split)
 
 
 def machine(cost: float = 1.0, columns: int = 30, x: Any = None, y: Any = None) -> tuple[Any, Any]:
@@ -390,18 +387,11 @@ def test_a_message_with_factors_bounds_nothing() -> None:
     np.testing.assert_array_equal(owner.bound, bound)
 
 
-def test_a_greater_width_saves_visits() -> None:
-    visits = [hinge(width=width).run(1e-4).visits for width in (1, 4)]
-    assert visits[1] <= visits[0] / 2
-
-
-@pytest.mark.parametrize("width", [1, 2])
-def test_one_versus_rest_shares_the_subspace(width: int) -> None:
+def test_one_versus_rest_shares_the_subspace() -> None:
     x, labels = load_iris(return_X_y=True)
     x = StandardScaler().fit_transform(x)
     y = np.where(labels[:, None] == np.arange(3), 1.0, -1.0)
-    owner = dual.LabelOwner("hinge", y, 1.0, seed=0, width=width)
-    federation = Federation(x, owner, 2, 5).run(1e-6)
+    federation = Federation(x, dual.LabelOwner("hinge", y, 1.0, seed=0), 2, 5).run(1e-6)
     oracle = [machine(x=x, y=y[:, k])[1][0] for k in range(3)]
     found = pooled_objective("hinge", federation.model(), x, y, 1.0)
     np.testing.assert_allclose(found, oracle, rtol=1e-5)
@@ -461,10 +451,9 @@ def test_the_basis_is_orthonormal_and_leaves_out_what_is_rounding() -> None:
     assert dual.orthonormal_basis(sent[:, :0], outputs[:, :0]).shape == (0, 0)
 
 
-def test_unsuitable_targets_and_widths_are_refused() -> None:
+def test_unsuitable_targets_are_refused() -> None:
     for targets in (np.ones((3, 1)), np.array([[0.0], [1.0]]), np.full((2, 1), np.nan)):
         refuses("FK-LOSS-CLASSES", dual.LabelOwner, "logistic", targets, 1.0, seed=0)
-    refuses("FK-OPTION-RANGE", dual.LabelOwner, "squared", np.ones((3, 1)), 1.0, seed=0, width=0)
     for cost in (0.0, -1.0, np.inf, np.nan):
         with refused("FK-OPTION-RANGE"):
             dual.LabelOwner("hinge", np.array([[1.0], [-1.0]]), cost, seed=0)

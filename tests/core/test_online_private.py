@@ -42,7 +42,7 @@ from fedkern_flwr.strategies import (
     OFMKLAvg,
     pof_rls,
 )
-from fedkern_flwr.strategies.hierarchical_rows import RowRun
+from fedkern_flwr.strategies.hierarchical_runs import RowRun
 
 CLIENTS, ROUNDS = 4, 9
 
@@ -325,7 +325,8 @@ def test_an_evaluation_is_refused(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "learns"), [(POFMKL, "pof_mkl.weigh_samples"), (POFRLS, "pof_rls.learn_samples")]
+    ("kind", "learns"),
+    [(POFMKL, "pof_mkl_samples.weigh_samples"), (POFRLS, "pof_rls.learn_samples")],
 )
 def test_whether_learning_goes_well_is_told_to_nobody(
     kind: Any, learns: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch

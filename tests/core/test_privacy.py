@@ -30,7 +30,7 @@ from fedkern_flwr.clients.pof_mkl_samples import message_sum
 from fedkern_flwr.kernel_pca import REST_SENSITIVITY, SENSITIVITY, moments
 from fedkern_flwr.kernels.product import features_of
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.private import ridge_release, ridge_sum, update_release
+from fedkern_flwr.online.private import Times, ridge_release, ridge_sum, update_release
 from fedkern_flwr.privacy import Budget, noise, plan_release, skellam
 from fedkern_flwr.privacy import accounting as sensitivity
 from fedkern_flwr.privacy.accounting import ORDERS, epsilon_of, skellam_curve
@@ -295,8 +295,8 @@ def test_a_sample_moves_no_farther_than_charged(losses: int, released: int, scal
     rng = np.random.default_rng(0)
     features, kernels, clip = 3, 4, 0.2
     pairs = released or kernels * features
-    sums: dict[str, int] = {"pairs": pairs, "features": features, "losses": losses, "most": 6}
-    release = update_release(Budget(3.0), clip=clip, **sums, **PARTIES)
+    sums: dict[str, int] = {"pairs": pairs, "features": features, "losses": losses}
+    release = update_release(Budget(3.0), clip=clip, **sums, times=Times(6, **PARTIES))
     unit, farthest = 2.0**-release.noise.fraction, 0.0
     for number in range(150):
         theta = rng.choice([-scale, 0.0, scale], (kernels, 2 * features))
@@ -326,8 +326,8 @@ def test_a_sample_moves_no_farther_than_charged(losses: int, released: int, scal
 def test_a_row_moves_sums_no_farther_than_charged(columns: int, kernels: int, summed: int) -> None:
     rng, farthest, features = np.random.default_rng(0), 0.0, 3
     about: dict[str, Any] = {"columns": columns, "kernels": kernels, "summed": summed}
-    how: dict[str, int] = {"most": 5, "messages": 2, "parties": 5, "least": 5}
-    release = ridge_release(Budget(3.0), features=features, **about, **how)
+    how = Times(most=5, messages=2, parties=5, least=5)
+    release = ridge_release(Budget(3.0), features=features, **about, times=how)
     unit = 2.0**-release.noise.fraction
     for number in range(300):
         request: Any = SimpleNamespace(raw=columns > 0, sums=kernels > 0, seed=number)
@@ -354,8 +354,9 @@ def test_losses_of_kernels_that_are_not_drawn_are_charged() -> None:
     one, other = (message_sum(request, x, np.array([label])) for label in (0.5, 9.0))
     moved = float(np.linalg.norm(one - other))
     assert moved == pytest.approx(3.0 * clip, rel=1e-6)
-    sums: dict[str, int] = {"pairs": features, "features": features, "losses": kernels, "most": 1}
-    assert moved <= update_release(Budget(3.0), clip=clip, **sums, **PARTIES).sensitivity
+    sums: dict[str, int] = {"pairs": features, "features": features, "losses": kernels}
+    times = Times(1, **PARTIES)
+    assert moved <= update_release(Budget(3.0), clip=clip, **sums, times=times).sensitivity
     # features that are no numbers do not show: a refusal would tell which rows overflow
     model = {"bandwidths": widths(1e-38), "theta": np.ones((1, 6), np.float32)}
     wild = wire.SharedRequest(**ABOUT, **model, send_losses=True, weights=np.ones(1), clip=0.1)

@@ -21,7 +21,7 @@ from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.strategies import HierarchicalSVM, hierarchical_svm
 from fedkern_flwr.strategies.hierarchical_loop import GroupLoop
-from fedkern_flwr.strategies.hierarchical_rows import RowRun
+from fedkern_flwr.strategies.hierarchical_runs import RowRun
 
 network, same_session = svm_groups.network, svm_groups.same_session
 

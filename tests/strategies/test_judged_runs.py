@@ -110,7 +110,7 @@ FEW: Table = {"num_rounds": 4}  # as good as all, where no model is compared
 @pytest.mark.parametrize("name", TWO)
 @pytest.mark.parametrize("bins", [64, 3])
 def test_nodes_refuse_too_many_bins(name: str, bins: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("fed_cg_system", "fdskl", "hierarchical_rows"):
+    for room in ("fed_cg_system", "fdskl", "hierarchical_runs"):
         monkeypatch.setattr(f"fedkern_flwr.strategies.{room}.bins_of", lambda *_: bins)
     refuses("FK-ORDER-BINS", fit, name, start=FEW)
 

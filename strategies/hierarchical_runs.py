@@ -1,10 +1,14 @@
-"""Rows at the users: coordinates, the choice of C, iterations without agents, judging.
+"""A run of HierarchicalSVM as far as it is: of rows at the users, or of columns at their groups.
 
-A :class:`RowRun` is a run of a horizontal split as far as it is. It goes through the exchanges with
-all users; those of groups with agents are in :mod:`.hierarchical_loop`. C is chosen in the run:
-several are tried side by side, and the run goes on with one of them, see
-:mod:`fedkern_flwr.groups.consensus`. With a budget of privacy the run takes steps along noisy sums
-of gradients instead, see :mod:`fedkern_flwr.groups.gradients`.
+A :class:`RowRun` goes through the exchanges with all users; those of groups with agents are in
+:mod:`.hierarchical_loop`. C is chosen in the run: several are tried side by side, and the run goes
+on with one of them, see :mod:`fedkern_flwr.groups.consensus`. With a budget of privacy the run
+takes steps along noisy sums of gradients instead, see :mod:`fedkern_flwr.groups.gradients`.
+
+A :class:`ColumnRun` iterates by :mod:`fedkern_flwr.solvers.dual_subspace`, two exchanges each: the
+users multiply the owner's message and the agents' weights with their rows; then agents open the
+next weights, and the owner the outputs, from which it makes the next message. Rows are predicted
+with a saved model in three exchanges.
 """
 
 from __future__ import annotations
@@ -12,41 +16,30 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import SumError, TableError
-from fedkern_flwr.groups import gradients
+from fedkern_flwr.errors import ProtocolError, SumError, TableError
+from fedkern_flwr.exchange import SERVER, SumSpec
+from fedkern_flwr.groups import consensus, gradients
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.consensus import (
-    FOLDS,
-    JUDGED,
-    TRIAL_ROUNDS,
-    Coordinates,
-    Floats,
-    Residuals,
-    RhoSchedule,
-    choose,
-    growth,
-    initial_rho,
-    next_growth,
-    norms,
-    part_of,
-    penalties_of,
-)
+from fedkern_flwr.groups.consensus import Coordinates, Floats, Residuals, RhoSchedule
 from fedkern_flwr.groups.linear_model import from_digits
-from fedkern_flwr.groups.members import Group
+from fedkern_flwr.groups.members import Group, RowPlan
 from fedkern_flwr.judging.figures import Yardstick, bins_of, tidy
-from fedkern_flwr.method import Ask, Round, Save, Steps
+from fedkern_flwr.method import Ask, Deliver, Round, Save, Steps
 from fedkern_flwr.nodes import Arrays, logger
-from fedkern_flwr.privacy.budget import Releases
 from fedkern_flwr.progress import progress
-from fedkern_flwr.solvers.local_solvers import Loss
 from fedkern_flwr.steps import Overlapping
 
+if TYPE_CHECKING:
+    from .hierarchical_svm import HierarchicalSVM
+
 _NONE, _NOTHING = np.zeros(0), np.zeros((0, 0))
+_NO_ROWS, _NO_BYTES = np.zeros(0, np.int32), np.zeros(0, np.uint8)
+_OVERHEAD = 28  # bytes that sealing adds
 _LARGE_C = 1e3  # with a larger C the whole objective is divided by a number
 
 
@@ -142,37 +135,37 @@ class Choice:
         if not self.trying or self.found >= 0:
             return
         text = f"choosing C of {len(self.tried)} values on {rows:,} rows"
-        progress(text, number, TRIAL_ROUNDS)
-        if number < JUDGED:
+        progress(text, number, consensus.TRIAL_ROUNDS)
+        if number < consensus.JUDGED:
             return
-        self.found, errors = choose(losses, self.folds, self.tried)
+        self.found, errors = consensus.choose(losses, self.folds, self.tried)
         found = self.tried[self.found]
-        held = f"{self.folds} folds" if self.folds > 1 else f"one fold of {FOLDS}"
+        held = f"{self.folds} folds" if self.folds > 1 else f"one fold of {consensus.FOLDS}"
         self.tuned = {
             "by": held,
             "why": "all that is tried",
             "Cs": list(self.tried),
             "losses": errors,
             "C": found,
-            "iterations": TRIAL_ROUNDS,
+            "iterations": consensus.TRIAL_ROUNDS,
         }
         logger.info("by %s: C %g", held, found)
         progress(f"training with C = {found:g} on {rows:,} rows")
 
     def is_judged_at(self, number: int) -> bool:
         """Tell whether losses that come with the record of an iteration are of the rows learned."""
-        return not self.folds or number > TRIAL_ROUNDS
+        return not self.folds or number > consensus.TRIAL_ROUNDS
 
     def is_settled_at(self, number: int) -> bool:
         """Go on with what was chosen, if the center of that iteration is the first of it."""
-        if not self.trying or self.found < 0 or number < TRIAL_ROUNDS:
+        if not self.trying or self.found < 0 or number < consensus.TRIAL_ROUNDS:
             return False
         self.chosen, self.C = self.found, self.tried[self.found]
         return True
 
     def part_of(self, stacked: Floats) -> Floats:
         """Return what belongs to the chosen C, of what belongs to all that were tried."""
-        return part_of(stacked, self.folds, len(self.tried), self.chosen)
+        return consensus.part_of(stacked, self.folds, len(self.tried), self.chosen)
 
     def restore(self, meta: Mapping[str, Any]) -> None:
         """Take from a checkpoint how far that is."""
@@ -188,31 +181,13 @@ class RowRun:
 
     Attributes
     ----------
+    options : HierarchicalSVM
+        The options, the groups, and the choice of C of the run.
     facts : SVMFacts
         What is public of the run.
-    groups : tuple of Group
-    loss : {"hinge", "logistic", "squared"}
-    gamma : float
-        Width of the kernel, 0 without one.
-    seed : int
-        Of the random features.
-    standard, counted : bool
-        Whether columns are standardised, and classes weighted.
-    rounds : int
-        Most iterations.
-    tolerance, relaxation : float
-    schedule : {"scaled", "rising", "balanced", "fixed"}
-        How rho grows.
-    rho : tuple of float
-        First rho of each group, where it is given.
-    sigma : float or None
-        Penalty of the agents, where it is given.
     saver : Saver
-    sizes : callable
-        Returns what was planned within the nodes' release limits, for a checkpoint.
-    noise : Releases
-        What was released with noise.
-    choice : Choice
+    step : int
+        Number of the exchange at hand.
     coordinates : Coordinates
     raw : Coordinates or None
         By which columns are standardised before random features are made of them.
@@ -220,42 +195,34 @@ class RowRun:
         Where classes are weighted: share of the rows of each output that are positive.
     told : str
         Name of the last sum over all users: they have been told the same.
-    step : int
-        Number of the exchange at hand.
-    trace : list of (float, int, ndarray)
-        Seconds since the start, iterations done and model.
     """
 
+    options: HierarchicalSVM
     facts: wire.SVMFacts
-    groups: tuple[Group, ...]
-    loss: Loss
-    gamma: float
-    seed: int
-    standard: bool
-    counted: bool
-    rounds: int
-    tolerance: float
-    relaxation: float
-    schedule: RhoSchedule
-    rho: tuple[float, ...]
-    sigma: float | None
     saver: Saver
-    sizes: Mapping[str, Any]
-    noise: Releases
-    choice: Choice = field(default_factory=Choice)
+    step: int
     coordinates: Coordinates = field(default_factory=lambda: Coordinates.identity(0))
     raw: Coordinates | None = None
     shares: Floats = field(default_factory=lambda: _NONE)
     told: str = ""
-    step: int = 0
-    trace: list[tuple[float, int, Floats]] = field(default_factory=list)
 
     # -- what the users minimise
 
     @property
+    def choice(self) -> Choice:
+        """The choice of C."""
+        return self.options.choice_
+
+    @property
     def users(self) -> list[int]:
         """All users, group by group."""
-        return [user for group in self.groups for user in group.users]
+        return self.options.users_
+
+    @property
+    def schedule(self) -> RhoSchedule:
+        """How rho grows."""
+        several = self.facts.outputs > 1 and not self.options.staleness
+        return self.options.rho_schedule or ("scaled" if several else "rising")
 
     @property
     def rows(self) -> int:
@@ -298,7 +265,7 @@ class RowRun:
 
     def judged(self, model: Floats, losses: Floats) -> Judged:
         """Return models with their objectives, of so much loss per row each."""
-        penalties = penalties_of(model, self.coordinates.ridge())
+        penalties = consensus.penalties_of(model, self.coordinates.ridge())
         return Judged(penalties + self.choice.C * self.rows * losses, model)
 
     # -- penalties of ADMM
@@ -309,38 +276,42 @@ class RowRun:
         Random features vary little, so that their weights in the coordinates of the run are
         penalised by far more than 1, and rho grows with the root of that.
         """
-        if self.rho:
-            return np.full(self.each_c.shape, self.rho[place] / self.unit)
+        if (given := self.options.step_sizes or self.options.rho) is not None:
+            rho = given[place] if isinstance(given, tuple) else given
+            return np.full(self.each_c.shape, rho / self.unit)
         wide = self.coordinates.ridge()[:-1].mean() ** 0.5 if self.facts.features else 1
-        return initial_rho(self.schedule, self.each_c) * wide
+        return consensus.initial_rho(self.schedule, self.each_c) * wide
 
     def mean_rho(self) -> Floats:
         """Return the first rho, on average over the groups, shape (k, 1)."""
-        return np.asarray(np.mean([self.first_rho(k) for k in range(len(self.groups))], 0))
+        groups = range(len(self.options.groups_))
+        return np.asarray(np.mean([self.first_rho(k) for k in groups], 0))
 
     def rho_of(self, place: int, done: int, factor: Floats) -> Floats:
         """Return rho of a group for each output, shape (k, 1), after so many iterations."""
-        return self.first_rho(place) * growth(self.schedule, done, factor)[:, None]
+        return self.first_rho(place) * consensus.growth(self.schedule, done, factor)[:, None]
 
     def sigma_of(self, done: int, factor: Floats) -> Floats:
         """Return the penalty of the agents for each output, by default rho times users a group."""
-        if self.sigma is not None:
-            return np.full((len(factor), 1), self.sigma / self.unit)
-        grown = self.mean_rho() * growth(self.schedule, done, factor)[:, None]
-        return grown * len(self.users) / len(self.groups)
+        if (given := self.options.sigma) is not None:
+            return np.full((len(factor), 1), given / self.unit)
+        grown = self.mean_rho() * consensus.growth(self.schedule, done, factor)[:, None]
+        return grown * len(self.users) / len(self.options.groups_)
 
     def next_factor(self, now: Floats, residuals: Residuals, done: int) -> Floats:
         """Return the factors of rho in the next iteration."""
-        return next_growth(self.schedule, now, residuals, self.mean_rho()[:, 0] * now, done)
+        rho = self.mean_rho()[:, 0] * now
+        return consensus.next_growth(self.schedule, now, residuals, rho, done)
 
     def is_small(self, residuals: Residuals, done: int) -> bool:
         """Tell whether the run has converged after so many iterations."""
-        return done > 1 and self.choice.is_judged_at(done) and residuals.small(self.tolerance)
+        small = residuals.small(self.options.tolerance)
+        return done > 1 and self.choice.is_judged_at(done) and small
 
     def note(self, started: float, done: int, model: Floats) -> None:
         """Note the model of an iteration, unless it is one of those that are tried."""
         if not self.choice.trying:
-            self.trace.append((time.monotonic() - started, done, model))
+            self.options.trace_.append((time.monotonic() - started, done, model))
 
     # -- exchanges with all users
 
@@ -350,31 +321,33 @@ class RowRun:
         sums = next(iter(each.values())).sum_specs(self.now)
         for spec in sums:
             if spec.release is not None:
-                self.noise.note(spec.release, len(each))
+                self.options.noise_.note(spec.release, len(each))
         answers = yield Ask(each, reply=reply, number=self.step, sums=sums, **more)
         return answers.totals[sums[0].key] if sums else answers.replies
 
     def measure(self) -> Steps:
         """Fit the coordinates to what the model is linear in: one exchange, two with features."""
-        if self.facts.features and self.standard:
+        standard = self.options.scale == "standard"
+        if self.facts.features and standard:
             self.raw = yield from self._fit(standardised=True, raw=True)
-        standardised = self.standard and not self.facts.features
+        standardised = standard and not self.facts.features
         self.coordinates = yield from self._fit(standardised=standardised)
 
     def _fit(self, *, standardised: bool, raw: bool = False) -> Steps:
         self.step += 1
-        partners = {u: [g.agent] for g in self.groups if g.agent >= 0 for u in g.users}
+        own, groups = self.options, self.options.groups_
+        partners = {u: [g.agent] for g in groups if g.agent >= 0 for u in g.users}
         shared = wire.StatisticsRequest(
-            loss=self.loss,
+            loss=own.loss,
             c=self.choice.C / self.unit,
             tried=np.array(self.choice.tried),
             folds=self.choice.folds,
             features=self.facts.features,
-            gamma=self.gamma,
-            feature_seed=self.seed,
+            gamma=own.chosen_gamma,
+            feature_seed=own.run_seed,
             rows=self.rows,
             raw=raw,
-            counted=self.counted and not raw,
+            counted=own.class_weight == "balanced" and not raw,
             partners=np.zeros(0, np.int32),
             raw_mean=_NONE if self.raw is None else self.raw.mean,
             raw_deviation=_NONE if self.raw is None else self.raw.deviation,
@@ -395,7 +368,7 @@ class RowRun:
         own, names = self.coordinates, ("mean", "deviation", "ridge", "shares")
         found = (own.mean, own.deviation, self.ridge, self.shares) if first else (_NONE,) * 4
         known: dict[str, Any] = dict(zip(names, found, strict=True))
-        return known | {"chosen": self.choice.chosen, "relaxation": self.relaxation}
+        return known | {"chosen": self.choice.chosen, "relaxation": self.options.relaxation}
 
     # -- without agents
 
@@ -411,7 +384,7 @@ class RowRun:
             best, model = self.restore(arrays, meta), arrays["model"]
         factor = np.array(meta.get("factor", [1.0] * len(model)))
         count, ridge = len(self.users), self.ridge
-        while done < self.rounds and not converged:
+        while done < self.options.num_rounds and not converged:
             if choice.is_settled_at(done + 1):
                 model, factor, best = choice.part_of(model), choice.part_of(factor), None
             if self.saver.is_due(done):
@@ -426,8 +399,8 @@ class RowRun:
             terms, statistics = np.split(total, [model.size])
             losses, primal, pull = statistics.reshape(wire.USER_STATISTICS, -1)
             model = rho * terms.reshape(model.shape) / (rho * count + ridge)
-            change = rho[:, 0] * count * norms(model - before)
-            residuals = Residuals(primal, count * norms(model), change, pull * self.rows)
+            change = rho[:, 0] * count * consensus.norms(model - before)
+            residuals = Residuals(primal, count * consensus.norms(model), change, pull * self.rows)
             row: dict[str, Any] = dict(zip(("primal", "dual"), residuals.largest(), strict=True))
             moved = float(np.linalg.norm(model - before))
             row |= {"consensus_difference": moved, "rho": float(rho.max())}
@@ -448,8 +421,10 @@ class RowRun:
         self, done: int, nodes: Iterable[int], arrays: Arrays, best: Judged | None, **meta: Any
     ) -> Steps:
         """Keep the run after an iteration, see :class:`Saver`."""
-        own, choice = self.coordinates, vars(self.choice) | {"tried": list(self.choice.tried)}
-        meta |= {"standardised": own.standardised, "trials": {**choice, **self.sizes}}
+        own, options = self.coordinates, self.options
+        planned = {"fitting": options.fitting_, "notes": options.notes_}
+        trials = {**vars(self.choice), **planned, "rounds": options.num_rounds}
+        meta |= {"standardised": own.standardised, "trials": trials}
         arrays = {**arrays, "mean": own.mean, "deviation": own.deviation, **self.raw_arrays()}
         if best is not None:
             arrays |= {"best": best.model, "best_objectives": best.objectives}
@@ -514,7 +489,7 @@ class RowRun:
 
     def objective_of(self, model: Floats, total: Floats) -> float:
         """Return the objective of a model, of what was summed to judge it."""
-        penalty = float(penalties_of(model, self.coordinates.ridge()).sum())
+        penalty = float(consensus.penalties_of(model, self.coordinates.ridge()).sum())
         return penalty + self.choice.C * self.rows * float(total[0])
 
     # -- with a budget of privacy
@@ -529,25 +504,17 @@ class RowRun:
         self.coordinates = gradients.public_coordinates(facts.columns, facts.features)
         start, ridge = np.zeros(self.shape), self.coordinates.ridge()
         model, mean = arrays.get("model", start), arrays.get("mean", start)
-        half, self.step = self.rounds // 2, saver.last
-        for done in range(saver.last, self.rounds):
+        rounds = self.options.num_rounds
+        half, self.step = rounds // 2, saver.last
+        for done in range(saver.last, rounds):
             request = self._noisy(wire.GradientRequest, model)
             total = yield from self.ask_users(request, wire.GradientReply)
-            before, model = (
-                model,
-                gradients.next_model(
-                    model,
-                    total.reshape(self.shape),
-                    done,
-                    loss=self.loss,
-                    c=self.choice.C,
-                    rows=self.rows,
-                    ridge=ridge,
-                ),
-            )
-            mean = mean + model * (done >= half) / (self.rounds - half)
+            how: dict[str, Any] = {"c": self.choice.C, "rows": self.rows, "ridge": ridge}
+            before, slope = model, total.reshape(self.shape)
+            model = gradients.next_model(before, slope, done, loss=self.options.loss, **how)
+            mean = mean + model * (done >= half) / (rounds - half)
             moved, save = float(np.linalg.norm(model - before)), None
-            if done in (0, self.rounds - 1) or saver.is_due(done + 1):
+            if done in (0, rounds - 1) or saver.is_due(done + 1):
                 saver.last = done + 1
                 meta = {"nodes": saver.nodes, "done": done + 1}
                 save = Save({"model": model, "mean": mean}, meta, kept=1)
@@ -566,11 +533,11 @@ class RowRun:
         self.step += 1
         return kind(
             round=self.step,
-            loss=self.loss,
+            loss=self.options.loss,
             features=self.facts.features,
-            gamma=self.gamma,
-            feature_seed=self.seed,
-            iterations=self.rounds,
+            gamma=self.options.chosen_gamma,
+            feature_seed=self.options.run_seed,
+            iterations=self.options.num_rounds,
             model=model,
         )
 
@@ -604,3 +571,273 @@ class RowRun:
                 code="FK-TEST-NONE",
             )
         return samples
+
+
+# -- columns at the groups: users multiply, agents and label owner combine at the same time
+
+
+class Sealed(NamedTuple):
+    """What was sealed for users in a step."""
+
+    parts: dict[int, bytes]
+    step: int
+
+
+_UNSEALED = Sealed({}, 0)
+
+
+def cut_sealed(data: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
+    """Return what is meant for each user, from pieces of so many bytes in turn."""
+    ends = np.cumsum(list(sizes.values())).tolist()
+    pairs = zip(sizes, [0, *ends], ends, strict=False)
+    return {user: data[start:end] for user, start, end in pairs}
+
+
+@dataclass
+class ColumnRun:
+    """A run of a vertical split, as far as it is.
+
+    Attributes
+    ----------
+    options : HierarchicalSVM
+        The options, the groups and their columns, and which rows belong together.
+    facts : SVMFacts
+        What is public of the run.
+    saver : Saver
+    step : int
+        Number of the exchange at hand.
+    message : Sealed
+        The owner's message, for users.
+    opened : Sealed
+        What agents opened, for their users.
+    last : OwnerReply
+    """
+
+    options: HierarchicalSVM
+    facts: wire.SVMFacts
+    saver: Saver
+    step: int
+    message: Sealed = _UNSEALED
+    opened: Sealed = _UNSEALED
+    last: wire.OwnerReply = field(
+        default_factory=lambda: wire.OwnerReply(sealed=_NO_BYTES, counts=np.zeros(0))
+    )
+
+    @property
+    def plan(self) -> RowPlan:
+        """Which rows belong together."""
+        return self.options.row_plan_
+
+    @property
+    def users(self) -> dict[int, Group]:
+        """All users, group by group, and the group of each."""
+        return {user: group for group in self.options.groups_ for user in group.users}
+
+    @property
+    def yard(self) -> Yardstick:
+        """What the label owner counts."""
+        facts, held_out = self.facts, self.plan.all_rows - self.plan.rows
+        bins = bins_of(held_out, facts.classes)
+        return Yardstick(facts.classes, facts.outputs, facts.label_bound, bins)
+
+    # -- the loop
+
+    def iterate(self, meta: Mapping[str, Any]) -> Steps:
+        """Iterate until the duality gap is small or all rounds are done.
+
+        Returns
+        -------
+        int
+            Iterations.
+        bool
+            Whether the gap is small.
+        str
+            How far the run is from the optimum.
+        """
+        done = int(meta.get("done", 0))
+        if meta:  # what was sealed has keys of another session
+            yield from self._open_and_lead("again", "again")
+        else:
+            yield from self._measure()
+            yield from self._open_and_lead("columns", "start")
+            yield from self._visit("columns")
+            yield from self._open_and_lead("weights", "first")
+        while not self.last.model:
+            if self.saver.is_due(done):
+                self.step += 1
+                agents = [group.agent for group in self.options.groups_]
+                nodes = [*self.users, *agents, self.facts.owner]
+                yield from self.saver.save(self.step, done, nodes, {})
+            yield from self._visit("weights")
+            done += 1
+            yield from self._open_and_lead(
+                "weights", "last" if done >= self.options.num_rounds else "step"
+            )
+            objective, bound = self.last.objective, self.last.bound
+            gap = max(0.0, objective - bound) / objective
+            yield Round(done, {"objective": objective, "gap": gap})
+        objective, bound = self.last.objective, self.last.bound
+        converged = objective - bound <= self.options.tolerance * objective
+        return done, converged, f"relative gap {(objective - bound) / objective:.1e}"
+
+    def judge(self) -> Steps:
+        """Have the model made, and its outputs judged; return what the label owner counted."""
+        yield from self._visit("message")
+        yield from self._open_and_lead("model", None)
+        yield from self._visit("judge")
+        yield from self._open_and_lead(None, "judge")
+        counts = self.last.counts
+        if len(counts) not in (0, self.yard.length):
+            raise ProtocolError(
+                "its counts of held-out rows are missing",
+                party="the label owner",
+                code="FK-MESSAGE-SHAPE",
+            )
+        return counts
+
+    # -- users
+
+    def _plan_of(self, user: int, group: Group) -> dict[str, Any]:
+        """Return the fields of a request that say which rows a user has."""
+        plan = {"take": self.plan.take[user], "place": self.plan.place[user]}
+        return {"agent": group.agent, "owner": self.facts.owner, **plan}
+
+    def _measure(self) -> Steps:
+        """Have the users contribute the statistics of their columns."""
+        self.step += 1
+        requests = {
+            user: wire.ColumnsRequest(
+                rows=self.plan.rows,
+                all_rows=self.plan.all_rows,
+                standardised=self.options.scale == "standard",
+                **self._plan_of(user, group),
+            )
+            for user, group in self.users.items()
+        }
+        yield from self._ask_users(requests, wire.ColumnsReply)
+
+    def _visit(self, kind: str) -> Steps:
+        """Have the users multiply.
+
+        ``columns``: the first message, with the coordinates; ``weights``: a message and weights;
+        ``message``: the model's message; ``judge``: the model's weights, for all rows.
+        """
+        self.step += 1
+        message, opened = self.message, self.opened
+        requests = {
+            user: wire.VisitRequest(
+                width=self.facts.outputs,
+                message_round=message.step,
+                weights_round=opened.step,
+                coordinates=opened.parts[user] if kind == "columns" else b"",
+                message=b"" if kind == "judge" else message.parts[user],
+                weights=opened.parts[user] if kind in ("weights", "judge") else b"",
+                judge=kind == "judge",
+            )
+            for user in self.users
+        }
+        yield from self._ask_users(requests, wire.VisitReply)
+
+    def _ask_users(self, requests: Mapping[int, Any], reply: Any) -> Steps:
+        """Have users contribute to sums, and those whom they belong to the pads."""
+        sums = dict[str, SumSpec]()
+        for k, group in enumerate(self.options.groups_):
+            own: dict[str, Any] = {"agent": group.agent, "label": f"group {group.number}"}
+            columns = self.options.columns_of(group)
+            facts = replace(self.facts, columns=columns, cohort=1 + k, **own)
+            sums |= {spec.key: spec for spec in requests[group.users[0]].sum_specs(facts)}
+        owners = [one.receiver for one in sums.values() if one.receiver != SERVER]
+        receivers = dict.fromkeys(owners, wire.PadRequest())
+        kinds = dict.fromkeys(requests, reply) | dict.fromkeys(receivers, wire.PadReply)
+        asked: dict[int, Any] = {**requests, **receivers}
+        specs = sorted(sums.values(), key=lambda spec: spec.cohort == wire.EVERYBODY)
+        answers = yield Ask(asked, reply=kinds, number=self.step, sums=specs)
+        for running in answers.running.values():
+            yield Deliver(running, running.order.receiver)
+
+    # -- agents and label owner
+
+    def _open_and_lead(self, block: str | None, owner: str | None) -> Steps:
+        """Have agents open their groups' sums, and the owner that of the outputs, at once."""
+        self.step += 1
+        requests: dict[int, Any] = {}
+        kinds: dict[int, Any] = {}
+        for group in self.options.groups_ if block is not None else ():
+            kinds[group.agent] = wire.BlockReply
+            requests[group.agent] = wire.BlockRequest(
+                kind=block or "",
+                rows=self.plan.rows,
+                standardised=self.options.scale == "standard",
+                users=np.array(group.users, np.int32),
+            )
+        if owner is not None:
+            kinds[self.facts.owner] = wire.OwnerReply
+            requests[self.facts.owner] = self._owner_request(owner)
+        ends = owner == "judge"
+        found = (yield Ask(requests, reply=kinds, number=self.step, ends=ends)).replies
+        if block is not None:
+            self.opened = self._in_equal_parts(found)
+        if owner is not None:
+            self.last = found[self.facts.owner]
+        if owner not in (None, "judge"):
+            width = 8 * self.facts.outputs
+            sizes = {u: len(self.plan.learned(u)) * width + _OVERHEAD for u in self.users}
+            self.message = Sealed(cut_sealed(self.last.sealed.tobytes(), sizes), self.step)
+
+    def _in_equal_parts(self, replies: Mapping[int, Any]) -> Sealed:
+        """Return what agents sealed in this step for each of their users."""
+        parts: dict[int, bytes] = {}
+        for group in self.options.groups_:
+            blob = replies[group.agent].sealed
+            parts |= cut_sealed(blob, dict.fromkeys(group.users, len(blob) // len(group.users)))
+        return Sealed(parts, self.step)
+
+    def _owner_request(self, kind: str) -> wire.OwnerRequest:
+        plan, users = self.plan, [*self.users] if kind == "start" else []
+        learned = [plan.learned(user) for user in users]
+        return wire.OwnerRequest(
+            kind=kind,
+            loss=self.options.loss,
+            c=self.options.C_,
+            tolerance=self.options.tolerance,
+            rows=plan.rows,
+            bins=self.yard.bins if kind == "judge" else 0,
+            take=plan.owner if users else _NO_ROWS,
+            users=np.array(users, np.int32),
+            sizes=np.array(list(map(len, learned)), np.int32),
+            place=np.concatenate([_NO_ROWS, *learned]),
+        )
+
+    # -- predictions with a saved model
+
+    def predict(self, model: str, calibration: Iterable[float]) -> Steps:
+        """Predict the owner's held-out rows; return how many.
+
+        Agents seal their parts of the model for the users, these multiply them with their rows, and
+        the label owner opens the sums.
+        """
+        plan, owner = self.plan, self.facts.owner
+        self.step += 1
+        recalls = {
+            group.agent: wire.RecallRequest(model=model, users=np.array(group.users, np.int32))
+            for group in self.options.groups_
+        }
+        found = (yield Ask(recalls, reply=wire.RecallReply, number=self.step)).replies
+        sealed = self._in_equal_parts(found)
+        self.step += 1
+        requests = {
+            user: wire.ContributeRequest(
+                rows=plan.all_rows,
+                width=self.facts.outputs,
+                sealed_round=sealed.step,
+                sealed=sealed.parts[user],
+                **self._plan_of(user, group),
+            )
+            for user, group in self.users.items()
+        }
+        yield from self._ask_users(requests, wire.ContributeReply)
+        self.step += 1
+        numbers = np.array([*calibration], np.float64)
+        asked = {owner: wire.WriteRequest(model=model, take=plan.owner, calibration=numbers)}
+        last = yield Ask(asked, reply=wire.WriteReply, number=self.step, ends=True)
+        return int(last.replies[owner].samples)
