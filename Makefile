@@ -1,9 +1,8 @@
-# make demo | demo-quick | test | test-deployments | lint | typecheck | bench | results | docs: each installs what it needs into .venv first.
+# make demo | demo-quick | test | test-extras | test-long | test-deployments | lint | typecheck | bench | results | docs | release
+# Each installs what it needs into .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml $(shell find fedkern_flwr strategies clients simulations -type f \
-	-not -path '*/__pycache__/*' -not -name '*.pyc')
 
 # Quiet and offline: no telemetry, no update checks, no installs at run time.
 export FLWR_TELEMETRY_ENABLED := 0
@@ -15,7 +14,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What is imported is compiled once: pip compiles nothing, most of it is never imported.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-quick test test-quick test-slow test-deployments test-long lint typecheck bench results docs clean
+.PHONY: demo demo-quick test test-quick test-slow test-extras test-long test-deployments lint typecheck \
+	bench results docs release clean
 
 demo: $(VENV)/.simulation
 	@echo "every method on Ray: some six minutes on two processors; make demo-quick takes half a minute"
@@ -26,7 +26,8 @@ demo-quick: $(VENV)/.simulation
 	@echo "four tasks in one process: about half a minute"
 	$(BIN)/fedkern compare demo-quick
 
-# Tests run against the installed package, never against the source tree. Those that start Ray or
+# The package is installed so that a change of the source needs no other installation; that a wheel
+# has all of it, and works, is tested by tests/packaging/test_wheel.py. Tests that start Ray or
 # servers wait half of their time: beside those of one process, on two cores. Their files alone are
 # read: all would take longer than some of their tests.
 SLOW := ray or app or packaging
@@ -39,29 +40,39 @@ BY_HAND := deployment or long
 QUICK := OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=1048576 MALLOC_TRIM_THRESHOLD_=1048576 $(shell df -Pm /dev/shm 2>/dev/null | \
 	awk '$$4 > 2000 && $$6 == "/dev/shm" { print "TMPDIR=/dev/shm" }')
 
-test: $(VENV)/.test
+test: $(VENV)/.dev
 	$(MAKE) --jobs=2 test-quick test-slow
 
-test-quick: $(VENV)/.test
+test-quick: $(VENV)/.dev
 	$(QUICK) $(BIN)/pytest tests -q -n 2 --dist worksteal -m "not ($(SLOW) or $(BY_HAND))" --durations=15
 
-test-slow: $(VENV)/.test
+test-slow: $(VENV)/.dev
 	$(BIN)/pytest $(SLOW_FILES) -q -m "($(SLOW)) and not ($(BY_HAND))" --durations=5
 
-# Every method and the walk-through of docs/deploy.md on real servers, and a Ray cluster; minutes.
-test-deployments: $(VENV)/.test
-	$(BIN)/pytest tests -m deployment
+# Exported and tracked runs, XGBoost, tutorials: tests that are skipped where an extra is missing.
+test-extras: $(VENV)/.long
+	$(QUICK) $(BIN)/pytest tests -q -m "extra and not ($(BY_HAND))"
 
-# Long runs that prove once more what shorter ones do.
-test-long: $(VENV)/.dev
-	$(BIN)/pytest tests -m long
+# Long runs that prove once more what shorter ones do, and those of test-extras.
+test-long: $(VENV)/.long
+	$(BIN)/pytest tests -m "long or extra"
+
+# Every method and the walk-through of docs/deploy.md on real servers, and a Ray cluster; minutes.
+test-deployments: $(VENV)/.dev
+	$(BIN)/pytest tests -m deployment
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# mypy follows no editable installation: it reads the four rooms as one package, by links.
+TREE := build/tree/fedkern_flwr
 typecheck: $(VENV)/.dev
-	cd tests && $(abspath $(BIN))/mypy --config-file ../pyproject.toml -p fedkern_flwr
+	rm -rf $(TREE)
+	mkdir -p $(TREE)
+	ln -s $(CURDIR)/fedkern_flwr/* $(addprefix $(CURDIR)/,strategies clients simulations) $(TREE)
+	cd $(TREE)/.. && MYPYPATH=. $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml \
+		--cache-dir $(CURDIR)/.mypy_cache -p fedkern_flwr
 
 # Some benchmarks at smaller sizes, and their figures in docs/benchmarks.md; minutes.
 bench: $(VENV)/.dev
@@ -69,36 +80,24 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py table build/bench.json
 
 # Computes a preset of fedkern compare, PRESET=fed-cg-table2, and renews its tables in the documentation.
-results: $(VENV)/.dev
+results: $(VENV)/.dev $(VENV)/.peers
 	$(BIN)/python benchmarks/results.py keep $(PRESET)
 
 # Offline; executes the tutorials that have changed. The site is build/docs/index.html.
 docs: $(VENV)/.docs
 	$(BIN)/sphinx-build -W --keep-going docs build/docs
 
+# dist/: a wheel and an sdist, the same bytes each time, of the last commit; what operators install by
+# its hashes; the licences of that, and a list of it for scanners (CycloneDX).
+release: $(VENV)/.release
+	$(BIN)/python benchmarks/release.py
+
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
-# The stamps are older than the sources after every change: the package is installed anew. What an
-# earlier build has left goes first; the links of a strict editable install in build/ stay.
-$(VENV)/.simulation: $(VENV)/bin/pip $(SOURCES)
-	rm -rf build/lib build/bdist*
-	$(BIN)/pip install --quiet --no-compile '.[simulation]'
-	touch $@
-
-$(VENV)/.test: $(VENV)/bin/pip $(SOURCES)
-	rm -rf build/lib build/bdist*
-	$(BIN)/pip install --quiet --no-compile '.[test]'
-	touch $@
-
-$(VENV)/.dev: $(VENV)/bin/pip $(SOURCES)
-	rm -rf build/lib build/bdist*
-	$(BIN)/pip install --quiet --no-compile '.[dev]'
-	touch $@
-
-$(VENV)/.docs: $(VENV)/bin/pip $(SOURCES)
-	rm -rf build/lib build/bdist*
-	$(BIN)/pip install --quiet --no-compile '.[docs]'
+# Installed again when what is required has changed, or the version.
+$(VENV)/.%: pyproject.toml fedkern_flwr/__init__.py | $(VENV)/bin/pip
+	$(BIN)/pip install --quiet --no-compile --editable '.[$*]'
 	touch $@
 
 clean:

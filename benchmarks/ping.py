@@ -31,7 +31,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 def processor_seconds(deployment: LocalDeployment) -> dict[str, float]:
     """Return the CPU seconds of each part, with those of its processes that have ended."""
-    leaders = {deployment.processes.pid(name): name for name in deployment.processes.names()}
+    leaders = {process.pid: name for name, process in deployment.processes.started.items()}
     found = dict.fromkeys(leaders.values(), 0.0)
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

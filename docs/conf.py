@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
 
 project = "fedkern-flwr"
-author = "the fedkern-flwr contributors"
+author = "fedkern-flwr developers"
 copyright = author
 version = release = installed_version("fedkern-flwr")
 language = "en_GB"

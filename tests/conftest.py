@@ -7,6 +7,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 import pytest
@@ -86,3 +87,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if places[item.path, name] % _EVERY:
                 item.add_marker(pytest.mark.long)
             places[item.path, name] += 1
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs packages that `make test` does without."""
+    for name in (name for mark in item.iter_markers("extra") for name in mark.args):
+        try:
+            distribution(name)
+        except PackageNotFoundError:
+            pytest.skip(f"{name} is not installed: make test-extras brings it")

@@ -20,7 +20,7 @@ PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp
 ONLY_HERE = {"flwr.simulation": f"{PACKAGE}.simulations.engines.ray"}
 COMPAT = f"{PACKAGE}.flower_compat"
 #: Of simulations, from the lowest.
-FLOORS = ("papers", "engines", "run", "warm_node", "deployment", "attacks", "methods")
+FLOORS = ("papers", "engines", "run", "deployment", "attacks", "methods")
 FLOORS += ("estimators", "export", "lab", "apps", "cli")
 
 

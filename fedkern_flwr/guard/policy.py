@@ -219,7 +219,7 @@ def write_policy(policy: NodePolicy) -> str:
     for field in fields(NodePolicy):
         value = getattr(policy, field.name)
         plain = value == field.default
-        text = f"{field.name} = {_toml(_DEFAULTS.get(field.name, value) if plain else value)}"
+        text = f"{field.name} = {toml(_DEFAULTS.get(field.name, value) if plain else value)}"
         if field.name == _FREEZE[0]:
             named = any(getattr(policy, name) for name in _FREEZE)
             lines.append("[freeze]\n" if named else "# [freeze]\n")
@@ -279,12 +279,12 @@ def _wrong(name: str, value: Any) -> str:
     return "" if whole else f"use a whole number from {least}"
 
 
-def _toml(value: Any) -> str:
-    """Return the value of a rule as TOML."""
+def toml(value: Any) -> str:
+    """Return a plain value, such as that of a rule, as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value)

@@ -12,11 +12,11 @@ from typing import Any
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
-from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.policy import NodePolicy, toml
 from fedkern_flwr.reporting import ended_by_signals
 
 from ..deployment.local import CONNECTION, LocalDeployment, ended
-from ..deployment.node_files import NodeConfig, Secrets, toml, write_node
+from ..deployment.node_files import NodeConfig, Secrets, write_node
 from ..deployment.run_config import app_folder, run_config
 from ..methods.base import Family
 from ..methods.experiment import checkpoint_file, summarise

@@ -26,7 +26,7 @@ from fedkern_flwr.secure_sum.identity import (
     trusted_line,
 )
 
-from ..warm_node.start import NO_THREADS, LogFormat, node_command
+from ..deployment.start import NO_THREADS, LogFormat, node_command
 from .console import print_table
 from .node_records import clean_folders, freeze_rows, show_ledger, show_status
 
@@ -171,7 +171,7 @@ def feed_stream(
     node_config: Annotated[Path, typer.Option(help="TOML file of the node's configuration.")],
 ) -> None:
     """Take the rows that come to the socket of a node's stream; 'node start' does it by itself."""
-    from ..warm_node.feeder import feed
+    from ..deployment.feeder import feed
 
     fed = fed_by_socket(read_config(node_config))
     if fed is None:

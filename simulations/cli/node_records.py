@@ -22,7 +22,7 @@ from fedkern_flwr.guard.ledger import NOT_ENDED, NodeLedger, RunSummary, ledger_
 from fedkern_flwr.guard.policy import read_policy
 from fedkern_flwr.node_config import claim_folder, read_config
 
-from ..warm_node.report import NodeStatus
+from ..deployment.report import NodeStatus
 from .console import print_table
 
 CONNECTED, NOT_CONNECTED, NOT_RUNNING = 0, 1, 3

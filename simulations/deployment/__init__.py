@@ -1,1 +1,1 @@
-"""A deployment on this machine: SuperLink and nodes with TLS and node authentication."""
+"""Nodes that stay warm, and whole deployments on this machine with TLS and node authentication."""

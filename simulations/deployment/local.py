@@ -14,7 +14,7 @@ import ssl
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,10 @@ from fedkern_flwr.flower_compat import NOT_ACTIVATED, Control, Refused
 from fedkern_flwr.plain_text import plain_line
 
 from ..engines.ray import ENVIRONMENT
-from ..warm_node.start import NO_THREADS, node_command
 from .certificates import make_certificates, make_node_key
 from .node_files import NodeConfig, toml_lines
 from .processes import Processes
+from .start import NO_THREADS, node_command
 
 CONNECTION = "deployed"  # what the connection is called on Flower's command line
 
@@ -139,13 +139,14 @@ class LocalDeployment:
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
         command += ["--ssl-keyfile", keys / "server.key"]
         command += ["--disable-runtime-dependency-installation"]
-        log, deadline = self.folder / "superlink.log", time.monotonic() + _START
+        log, url = self.folder / "superlink.log", f"https://{self.address}/health"
         self.processes.start("SuperLink", command, log)
         self._control = Control(self.address, keys / "ca.crt")
         context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
-        while time.monotonic() < deadline and "SuperLink" not in self.processes.ended():
+        for _ in _looks(_START, 0.1):
+            if "SuperLink" in self.processes.ended():
+                break
             try:
-                url = f"https://{self.address}/health"
                 with urllib.request.urlopen(url, timeout=2, context=context):
                     return  # anything but a success raises
             except OSError as error:
@@ -156,7 +157,6 @@ class LocalDeployment:
                         remedy="remove ca.crt there for another, or set the clock",
                         code="FK-DEPLOY-CERTIFICATE",
                     ) from None
-                time.sleep(0.1)
         raise EngineError(
             "the SuperLink does not come up", remedy=f"read {log}", code="FK-DEPLOY-ENDED"
         )
@@ -201,22 +201,20 @@ class LocalDeployment:
             Some are not; the text names them.
         """
         self.say("waiting for the nodes")
-        deadline = time.monotonic() + _START
-        while True:
+        online = 0
+        for _ in _looks(_START):
             self._refuse_ended()
             if (online := self._ask(Control.online)) >= len(self.nodes):
                 return
-            if time.monotonic() > deadline:
-                raise EngineError(
-                    f"{online} of {len(self.nodes)} nodes are connected after {_START:.0f} s",
-                    remedy=f"read nodes/*/supernode.log in {self.folder}",
-                    code="FK-DEPLOY-CONNECT",
-                )
-            time.sleep(_LOOK)
+        raise EngineError(
+            f"{online} of {len(self.nodes)} nodes are connected after {_START:.0f} s",
+            remedy=f"read nodes/*/supernode.log in {self.folder}",
+            code="FK-DEPLOY-CONNECT",
+        )
 
     def _refuse_ended(self) -> None:
         for name in self.processes.ended():
-            log = self.processes.log_of(name)
+            log = self.processes.logs[name]
             if any(mark in log.read_text(errors="replace") for mark in _REFUSED):
                 raise EngineError(
                     f"{name} is refused by the SuperLink: its key is not registered, or another "
@@ -256,20 +254,19 @@ class LocalDeployment:
         EngineError
             It takes longer than ``timeout`` seconds, or the SuperLink has ended.
         """
-        began = heard = time.monotonic()
-        while time.monotonic() < began + timeout:
+        heard = 0.0
+        for passed in _looks(timeout):
             try:
                 status = self._ask(lambda control: control.status(run_id))
-                heard = time.monotonic()
+                heard = passed
                 if status.startswith("finished"):
                     return status
             except EngineError:
                 if "SuperLink" in self.processes.ended():
                     self._refuse_ended()
-                if time.monotonic() > heard + _START:
+                if passed > heard + _START:
                     raise
-            tick(f"running, {time.monotonic() - began:.0f} s")
-            time.sleep(_LOOK)
+            tick(f"running, {passed:.0f} s")
         self._ask(lambda control: control.stop(run_id))
         raise EngineError(
             f"the run has not ended after {timeout:.0f} s",
@@ -329,6 +326,14 @@ def refuse_missing(path: str) -> None:
             remedy="pip install flwr into the environment of this command",
             code="FK-PACKAGE-MISSING",
         )
+
+
+def _looks(seconds: float, pause: float = _LOOK) -> Iterator[float]:
+    """Yield the seconds that have passed, again and again, until they are too many."""
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < seconds:
+        yield passed
+        time.sleep(pause)
 
 
 def free_port(ports: Sequence[int] = _PORTS) -> int:

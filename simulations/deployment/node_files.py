@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from fedkern_flwr.checkpoint import make_private_folder, write_atomically
-from fedkern_flwr.guard.policy import NodePolicy, write_policy
+from fedkern_flwr.guard.policy import NodePolicy, toml, write_policy
 from fedkern_flwr.labels import name_classes
 from fedkern_flwr.node_config import read_classes
 
@@ -102,16 +102,6 @@ def read_secrets(folder: Path) -> dict[str, bytes]:
     """Return the secrets that :func:`write_node` wrote into a node's folder."""
     files = {name: folder / name.replace("_", "-") for name in _SECRETS}
     return {name: bytes.fromhex(f.read_text()) for name, f in files.items() if f.is_file()}
-
-
-def toml(value: Any) -> str:
-    """Return a plain value as TOML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return repr(value)
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
 
 
 def toml_lines(values: Mapping[str, Any]) -> str:

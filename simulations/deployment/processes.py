@@ -28,11 +28,19 @@ class Processes:
         File that lists the leaders while they run.
     grace : float (default: 10.0)
         Seconds that they have to end before they are killed.
+
+    Attributes
+    ----------
+    started : dict
+        Name -> process.
+    logs : dict
+        Name -> file that its process prints to.
     """
 
     def __init__(self, environment: Mapping[str, str], pids: Path, grace: float = 10.0) -> None:
         self.environment, self.pids, self._grace = dict(environment), pids, grace
-        self._started: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.logs: dict[str, Path] = {}
 
     def start(self, name: str, command: Sequence[str | Path], log: Path) -> int:
         """Start a process, which may not run yet; return its id.
@@ -44,7 +52,7 @@ class Processes:
         """
         try:
             with open_private(log, append=True) as out:
-                process = subprocess.Popen(
+                self.started[name] = process = subprocess.Popen(
                     [str(part) for part in command],
                     env=self.environment,
                     stdin=subprocess.DEVNULL,
@@ -58,44 +66,31 @@ class Processes:
                 remedy="pip install fedkern-flwr into the environment of this command",
                 code="FK-PACKAGE-MISSING",
             ) from None
-        self._started[name] = process, log
+        self.logs[name] = log
         self._note()
         return process.pid
 
-    def names(self) -> list[str]:
-        """Return the names of all processes."""
-        return list(self._started)
-
-    def pid(self, name: str) -> int:
-        """Return the id of a process."""
-        return self._started[name][0].pid
-
     def ended(self) -> list[str]:
         """Return the processes that have ended by themselves."""
-        return [name for name, (own, _) in self._started.items() if own.poll() is not None]
-
-    def log_of(self, name: str) -> Path:
-        """Return the log of a process."""
-        return self._started[name][1]
+        return [name for name, process in self.started.items() if process.poll() is not None]
 
     def end(self, name: str) -> None:
         """Let a process end by itself; kill it if it does not."""
-        process, _ = self._started[name]
-        _signal(process, signal.SIGTERM)
+        _signal(self.started[name], signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(self._grace)
+            self.started[name].wait(self._grace)
         self.kill(name)
 
     def kill(self, name: str) -> None:
         """Kill a process with all it has started, without a chance to say goodbye."""
-        process, _ = self._started.pop(name)
+        process = self.started.pop(name)
         _signal(process, signal.SIGKILL)
         process.wait()
         self._note()
 
     def stop(self) -> None:
         """Stop all, the last one first; kill what has not ended in time, or at another Ctrl-C."""
-        running = [process for process, _ in reversed(self._started.values())]
+        running = [*reversed(self.started.values())]
         try:
             for process in running:
                 _signal(process, signal.SIGTERM)
@@ -108,11 +103,11 @@ class Processes:
                 _signal(process, signal.SIGKILL)  # also what a leader has left in its group
             for process in running:
                 process.wait()
-            self._started.clear()
+            self.started.clear()
             self.pids.unlink(missing_ok=True)
 
     def _note(self) -> None:
-        ids = "".join(f"{process.pid}\n" for process, _ in self._started.values())
+        ids = "".join(f"{process.pid}\n" for process in self.started.values())
         write_atomically(self.pids, ids.encode(), private=True)
 
 

@@ -17,7 +17,7 @@ from fedkern_flwr.guard.opened import Opening
 from fedkern_flwr.guard.policy import Rules
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.warm_node.report import NodeStatus
+from fedkern_flwr.simulations.deployment.report import NodeStatus
 
 DAY = 86400.0
 ROWS = OwnRows([(np.random.default_rng(0).random((20, 2)),)], None, 20)

@@ -30,8 +30,8 @@ from fedkern_flwr.guard.opened import Opening
 from fedkern_flwr.guard.policy import Rules, write_policy
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.warm_node import report as reporting
-from fedkern_flwr.simulations.warm_node.report import (
+from fedkern_flwr.simulations.deployment import report as reporting
+from fedkern_flwr.simulations.deployment.report import (
     FILE,
     Line,
     LogReader,

@@ -93,7 +93,7 @@ def until_sent(deployment: LocalDeployment, node: int, messages: int) -> None:
 
 
 def kill_superlink(deployment: LocalDeployment) -> None:
-    os.kill(deployment.processes.pid("SuperLink"), signal.SIGKILL)
+    os.kill(deployment.processes.started["SuperLink"].pid, signal.SIGKILL)
     deployment.processes.kill("SuperLink")
 
 
@@ -391,7 +391,7 @@ def test_a_stopped_run_and_a_killed_client_hold_up_no_run(tmp_path: Path) -> Non
         log = tmp_path / "nodes" / "0" / "supernode.log"
         third, sent = start(deployment, "method", "pca"), log.read_text().count("Sent successfully")
         until_sent(deployment, 0, sent + 1)  # its description
-        kill_a_client(deployment.processes.pid("node 0"))
+        kill_a_client(deployment.processes.started["node 0"].pid)
         killed = time.monotonic()
         assert "error" not in result(deployment, third, "pca")
         assert time.monotonic() < killed + 30.0

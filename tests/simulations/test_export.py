@@ -6,7 +6,7 @@ import json
 import re
 import stat
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,15 @@ import pytest
 from refusals import refused, refuses
 
 from fedkern_flwr.fitted import FittedModel, load_model
+from fedkern_flwr.simulations.cli import run as run_command
 from fedkern_flwr.simulations.cli.export import command
-from fedkern_flwr.simulations.export.reader import outputs
+from fedkern_flwr.simulations.export.reader import outputs, predict
 from fedkern_flwr.simulations.run.datasets import load_data
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
 PAGE = Path(__file__).resolve().parents[2] / "docs/export.md"
 TRUSTED = ["fedkern_flwr.simulations.export.scikit.ExportedModel"]
 IRIS, REAL = ["--data", "iris"], ["--encoding", "fixed-point", "--data", "iris"]
-Train = Callable[..., FittedModel]
 FEW = ["--users", "4", "--rounds", "8", "--C", "1"]
 ONLINE = ["--clients", "3", "--rounds", "16"]
 RUNS: dict[str, list[str]] = {
@@ -39,22 +39,18 @@ RUNS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _packages() -> None:
-    """Load them here: every process that reads the tests would take 40 MB for them."""
-    for name in ("onnx", "onnxruntime", "skops"):
-        pytest.importorskip(name)
+#: JSON needs no package; the file that takes its place is made by those of an extra.
+KINDS = [
+    "json",
+    pytest.param("onnx", marks=pytest.mark.extra("onnx", "onnxruntime")),
+    pytest.param("skops", marks=pytest.mark.extra("skops")),
+]
 
 
-@pytest.fixture
-def trained(commands: Any) -> Callable[..., FittedModel]:
-    """Return what runs a method; the whole model of a run."""
-
-    def train(options: list[str], out: str = "run") -> FittedModel:
-        commands.result(*options, out=out)
-        return load_model(out)
-
-    return train
+def trained(options: list[str], out: str = "run") -> FittedModel:
+    """Run a method; return its whole model."""
+    run_command.command.main([*options, "--out", out, "--quiet"], standalone_mode=False)
+    return load_model(out)
 
 
 def export(*options: str) -> None:
@@ -70,39 +66,41 @@ def rows(options: list[str]) -> np.ndarray:
     return x
 
 
-def onnx_outputs(x: Any, file: str = "run/model.onnx") -> dict[str, Any]:
-    """Run an exported graph."""
-    session = pytest.importorskip("onnxruntime").InferenceSession(file)
+def predicted(kind: str, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the outputs of an exported file for some rows, and what it predicts of them."""
+    if kind == "json":
+        document = json.loads(Path("run/model.json").read_text())
+        return outputs(document, given), predict(document, given)
+    if kind == "skops":
+        estimator = import_module("skops.io").load("run/model.skops", trusted=TRUSTED)
+        return estimator.decision_function(given), estimator.predict(given)
+    session = import_module("onnxruntime").InferenceSession("run/model.onnx")
     names = [one.name for one in session.get_outputs()]
-    return dict(zip(names, session.run(None, {"x": np.asarray(x, np.float64)}), strict=True))
+    found = dict(zip(names, session.run(None, {"x": np.asarray(given, np.float64)}), strict=True))
+    if "label" in found:
+        return found["scores"], found["label"]
+    return found["prediction"][:, None], found["prediction"]
 
 
 @pytest.mark.promise("export-predicts")
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", RUNS)
-def test_all_formats_predict_what_the_model_predicts(name: str, trained: Train) -> None:
+def test_a_file_predicts_what_the_model_predicts(name: str, kind: str) -> None:
     model, x = trained(RUNS[name]), rows(RUNS[name])
-    for kind in ("onnx", "json", "skops"):
-        export("--to", kind)
-    document = json.loads(Path("run/model.json").read_text())
-    assert document["encoded"] == (RUNS[name][0].startswith("pof"))
-    given = model.features(x) if document["encoded"] else x
+    export("--to", kind)
+    given = model.features(x) if RUNS[name][0].startswith("pof") else x
     expected = model.outputs(x)
-    close = 1e-6 * max(1.0, float(np.abs(expected).max()))
-    found = onnx_outputs(given)
-    estimator = pytest.importorskip("skops.io").load("run/model.skops", trusted=TRUSTED)
-    assert np.abs(outputs(document, given) - expected).max() < close
-    assert np.abs(estimator.decision_function(given) - expected).max() < close
-    told = found["scores"] if "scores" in found else found["prediction"][:, None]
-    assert np.abs(told - expected).max() < close
-    if "label" in found:
-        assert np.array_equal(found["label"], model.predict(x))
-        assert np.array_equal(estimator.predict(given), model.predict(x))
+    found, labels = predicted(kind, given)
+    assert np.abs(found - expected).max() < 1e-6 * max(1.0, float(np.abs(expected).max()))
+    if model.classes_ is not None:
+        assert np.array_equal(labels, model.predict(x))
+    else:
+        assert np.array_equal(labels, found[:, 0])
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", [False, True])
-def test_gaps_and_classes_are_exported(
-    text: bool, tables: Any, capsys: Any, trained: Train
-) -> None:
+def test_gaps_and_classes_are_exported(text: bool, kind: str, tables: Any, capsys: Any) -> None:
     """Columns of text are encoded elsewhere, and that is said."""
     rng = np.random.default_rng(3)
     age, dose = rng.normal(50.0, 9.0, 120), rng.lognormal(1.0, 0.8, 120)
@@ -112,17 +110,17 @@ def test_gaps_and_classes_are_exported(
     tables.write("t.csv", {"age": age, "dose": dose, **towns, "ill": ill})
     options = ["--data", "t.csv", "--label", "ill", "--centres", "1", "--allow-single"]
     model = trained(["fed-cg", *options])
-    command.main(["run"], standalone_mode=False)
+    command.main(["run", "--to", kind], standalone_mode=False)
     x = model.features("t.csv") if text else np.column_stack([age, dose])
     said = " ".join(capsys.readouterr().err.split())
     assert ("columns that the encoder makes" in said) == text
-    found = onnx_outputs(x)
-    assert np.array_equal(found["label"], model.predict("t.csv"))
-    assert set(found["label"]) == {"yes", "no"}
-    assert np.abs(found["scores"] - model.outputs("t.csv")).max() < 1e-9
+    scores, labels = predicted(kind, x)
+    assert np.array_equal(labels, model.predict("t.csv"))
+    assert set(labels) == {"yes", "no"}
+    assert np.abs(scores - model.outputs("t.csv")).max() < 1e-9
 
 
-def test_the_reader_of_the_page_predicts_as_the_model_does(trained: Train) -> None:
+def test_the_reader_of_the_page_predicts_as_the_model_does() -> None:
     if not PAGE.is_file():
         pytest.skip("no source tree here")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), flags=re.S)
@@ -140,30 +138,32 @@ def test_a_folder_that_is_not_there_is_named() -> None:
     refuses("FK-RUN-NONE", command.main, ["nope", "--to", "json"], standalone_mode=False)
 
 
-def test_one_client_of_an_online_method(trained: Train) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_client_of_an_online_method(kind: str) -> None:
     model = trained(RUNS["pof-mkl"])
-    export("--client", "1")
+    export("--to", kind, "--client", "1")
     x = rows(RUNS["pof-mkl"])
     alone, mean = model.of_client(1).outputs(x), model.outputs(x)
     assert np.abs(alone - mean).max() > 1e-4
-    found = onnx_outputs(model.features(x))["prediction"]
-    assert np.abs(found - alone[:, 0]).max() < 1e-6 * np.abs(alone).max()
+    found, _ = predicted(kind, model.features(x))
+    assert np.abs(found - alone).max() < 1e-6 * np.abs(alone).max()
 
 
 @pytest.mark.promise("export-private")
-def test_an_exported_model_is_for_this_user_alone_and_never_overwritten(trained: Train) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_model_is_for_this_user_alone_and_never_overwritten(kind: str) -> None:
     trained(RUNS["fed-cg"])
-    for kind in ("onnx", "json", "skops"):
-        export("--to", kind)
-        mode = Path(f"run/model.{kind}").stat().st_mode
-        assert not mode & (stat.S_IRWXG | stat.S_IRWXO)
-        refuses("FK-FOLDER-RESULTS", export, "--to", kind)
-        export("--to", kind, "--force")
+    export("--to", kind)
+    mode = Path(f"run/model.{kind}").stat().st_mode
+    assert not mode & (stat.S_IRWXG | stat.S_IRWXO)
+    refuses("FK-FOLDER-RESULTS", export, "--to", kind)
+    export("--to", kind, "--force")
 
 
-def test_what_cannot_be_exported_is_one_line(monkeypatch: Any, trained: Train) -> None:
-    series = ["--kernel", "series", "--coefficients", "1", "--coefficients", "1"]
-    trained(["secure-gram", *series, *REAL])
+def test_what_cannot_be_exported_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(
+        ["secure-gram", "--kernel", "series", "--coefficients", "1", "--coefficients", "1", *REAL]
+    )
     refuses("FK-EXPORT-KERNEL", export)
     trained(RUNS["fed-cg"], "other")
     for package in ("onnx", "skops"):

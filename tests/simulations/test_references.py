@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -311,8 +312,9 @@ def test_fed_avg_is_the_plain_loop(pooled: PooledSplit, judged: list[Any]) -> No
     assert network > line + 0.05
 
 
-def test_xgboost_is_the_librarys_and_without_it_left_out(pooled, monkeypatch):
-    library = pytest.importorskip("xgboost")
+@pytest.mark.extra("xgboost-cpu")
+def test_xgboost_is_the_librarys(pooled: PooledSplit) -> None:
+    library = import_module("xgboost")
     state = {"random_state": derive_seed(3, "xgboost") % 2**31, "n_jobs": 1}
     trees = library.XGBClassifier(**state).fit(pooled.x, pooled.y)
     y, y_test = (3 * one + 2 for one in (pooled.y, pooled.y_test))  # they need not be 0 and 1
@@ -325,6 +327,9 @@ def test_xgboost_is_the_librarys_and_without_it_left_out(pooled, monkeypatch):
     error = np.sqrt(np.mean((predicted - label_test) ** 2))
     numbers = replace(pooled, y=label, y_test=label_test, classes=())
     assert xgboost(numbers, **GIVEN)[0]["test_rmse"] == pytest.approx(error, rel=1e-4)
+
+
+def test_xgboost_is_left_out_where_it_is_not(pooled, monkeypatch):
     monkeypatch.setitem(sys.modules, "xgboost", None)
     refuses("FK-PACKAGE-MISSING", xgboost, pooled, **GIVEN)
     preset, left_out = own_table({"data": "wine"}, ["fdskl"])

@@ -18,13 +18,6 @@ pytestmark = pytest.mark.usefixtures("in_tmp")
 RUN = ["pof-mkl", "--clients", "3", "--rounds", "12", "--out", "run", "--quiet"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _packages() -> None:
-    """Load them here: every process that reads the tests would take 45 MB for them."""
-    pytest.importorskip("mlflow")
-    pytest.importorskip("tensorboardX")
-
-
 def check_kept(place: Path) -> None:
     """Check that models and the state of nodes are not tracked."""
     held = {path.suffix: path.name for path in place.rglob("*") if path.is_file()}
@@ -46,6 +39,7 @@ def client() -> Any:
     return MlflowClient(Path("mlruns").resolve().as_uri())
 
 
+@pytest.mark.extra("mlflow-skinny")
 def test_mlflow_has_options_metrics_of_rounds_and_artefacts(monkeypatch):
     """Files only: the server that the environment names is not asked (nobody listens there)."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
@@ -66,6 +60,7 @@ def test_mlflow_has_options_metrics_of_rounds_and_artefacts(monkeypatch):
     check_kept(Path("mlruns"))
 
 
+@pytest.mark.extra("tensorboardX")
 def test_tensorboard_has_the_same() -> None:
     from tensorboardX.proto.event_pb2 import Event
 
@@ -89,6 +84,7 @@ def test_tensorboard_has_the_same() -> None:
     assert texts == 2
 
 
+@pytest.mark.extra("mlflow-skinny")
 def test_draws_are_told_apart_and_a_run_that_breaks_off_has_failed() -> None:
     tracked("--track", "mlflow", "--runs", "2")
     own = client()

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from waiting import running, soon
 
-from fedkern_flwr.simulations.warm_node import supervisor
-from fedkern_flwr.simulations.warm_node.report import NodeStatus
-from fedkern_flwr.simulations.warm_node.start import NO_THREADS, node_command
+from fedkern_flwr.simulations.deployment import warm_node
+from fedkern_flwr.simulations.deployment.report import NodeStatus
+from fedkern_flwr.simulations.deployment.start import NO_THREADS, node_command
 
 #: A node whose SuperNode and tasks are made up: tasks are numbered from 100, of run 7.
 NODE = """
@@ -25,8 +25,8 @@ import os, signal, sys, time
 os.setsid()
 for stream in (1, 2):
     os.dup2(os.open({out!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-from fedkern_flwr.simulations.warm_node import supervisor
-from fedkern_flwr.simulations.warm_node.start import NodeSettings
+from fedkern_flwr.simulations.deployment import warm_node
+from fedkern_flwr.simulations.deployment.start import NodeSettings
 
 def supernode(arguments, describe):
     print("supernode", os.getpid(), flush=True)
@@ -45,24 +45,24 @@ def asking(address, secret):
     time.sleep(600)
 
 def answer(address, token, settings):
-    from fedkern_flwr.simulations.warm_node.supervisor import limit
+    from fedkern_flwr.simulations.deployment.warm_node import limit
     limit(settings.message_seconds, settings.message_gigabytes)
     print("answering", token, os.getpid(), os.getppid(), flush=True)
     exec({work!r})
     print("answered", token, flush=True)
 
-supervisor.run_supernode, supervisor.ask_for_tasks, supervisor.answer = supernode, asking, answer
+warm_node.run_supernode, warm_node.ask_for_tasks, warm_node.answer = supernode, asking, answer
 limits = {processes}, {seconds}, {gigabytes}, 1
 more = dict(log_format={log!r}, grace=1.0)
 settings = NodeSettings("h:1", {config!r}, [], 9, *limits, **more)
 print("when", "node", os.getpid(), flush=True)
 {more}
-sys.exit(supervisor.WarmNode(settings).run())
+sys.exit(warm_node.WarmNode(settings).run())
 """
 SLEEP = "time.sleep(600)"
 #: Nodes are forked from a process that has loaded what they need.
 FORKS = get_context("forkserver")
-FORKS.set_forkserver_preload(["fedkern_flwr.clients", supervisor.__name__, "flwr.supercore.exit"])
+FORKS.set_forkserver_preload(["fedkern_flwr.clients", warm_node.__name__, "flwr.supercore.exit"])
 
 
 class Started:
@@ -347,7 +347,7 @@ def test_a_configuration_that_cannot_be_used_ends_the_node(tmp_path: Path) -> No
 
 def test_a_process_with_threads_is_not_copied() -> None:
     program = (
-        "import threading, time; from fedkern_flwr.simulations.warm_node.supervisor import fork\n"
+        "import threading, time; from fedkern_flwr.simulations.deployment.warm_node import fork\n"
         "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n"
         "fork(lambda: None, None, end_with=9)"
     )
@@ -362,8 +362,8 @@ def test_a_process_with_threads_is_not_copied() -> None:
 
 def test_a_warm_process_has_no_thread_no_socket_and_all_that_a_message_needs() -> None:
     program = (
-        "import json, os, sys; from fedkern_flwr.simulations.warm_node import supervisor\n"
-        "supervisor.warm_up()\n"
+        "import json, os, sys; from fedkern_flwr.simulations.deployment import warm_node\n"
+        "warm_node.warm_up()\n"
         "links = [os.readlink(f'/proc/self/fd/{k}') for k in range(3, 64)"
         " if os.path.exists(f'/proc/self/fd/{k}')]\n"
         "before = set(sys.modules)\n"
@@ -389,8 +389,8 @@ def test_no_more_tasks_are_taken_than_processes_are_free(monkeypatch, capsys):
             return f"token-{len(taken)}", 5, len(taken)
 
     told = iter([b"f", b"h", b"ff", b""])
-    monkeypatch.setattr(supervisor, "TaskQueue", Endless)
-    monkeypatch.setattr(supervisor.os, "read", lambda stream, size: next(told))
-    monkeypatch.setattr(supervisor.select, "select", lambda *given: ([0], [], []))
-    supervisor.ask_for_tasks("127.0.0.1:1", b"secret")
+    monkeypatch.setattr(warm_node, "TaskQueue", Endless)
+    monkeypatch.setattr(warm_node.os, "read", lambda stream, size: next(told))
+    monkeypatch.setattr(warm_node.select, "select", lambda *given: ([0], [], []))
+    warm_node.ask_for_tasks("127.0.0.1:1", b"secret")
     assert capsys.readouterr().out.splitlines() == ["@task token-1 5 1", "@task token-2 5 2"]

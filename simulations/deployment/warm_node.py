@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -31,13 +31,7 @@ from threadpoolctl import threadpool_limits
 from fedkern_flwr import clients, flower_compat
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 from fedkern_flwr.failure import describe_unanswered
-from fedkern_flwr.flower_compat import (
-    GIVES_UP,
-    NOT_ACTIVATED,
-    TaskQueue,
-    answer_task,
-    run_supernode,
-)
+from fedkern_flwr.flower_compat import TaskQueue, answer_task, run_supernode
 from fedkern_flwr.log_lines import utc_now
 from fedkern_flwr.node_config import read_config, reread_config
 from fedkern_flwr.online.source import fed_by_socket
@@ -73,7 +67,6 @@ _WARM = (
     *(f"scipy.{name}" for name in ("linalg", "optimize", "sparse", "spatial.distance", "special")),
     "fedkern_flwr.registered",
     "fedkern_flwr.simulations.apps.node",
-    "fedkern_flwr.tables.arrow",
     "fedkern_flwr.tables.arrow",
     "fedkern_flwr.vertical.phase_training",
 )
@@ -248,14 +241,9 @@ class WarmNode:
 
     def _reap(self) -> int | None:
         """Note who has ended; return the exit code once the SuperNode has or this one is to."""
-        while not self._ending:
-            pid, status, used = os.wait4(-1, os.WNOHANG)
-            if not pid:
-                return None
-            if pid not in self._running:  # where this is the first process it gets orphans
-                continue
-            code = os.waitstatus_to_exitcode(status)
-            ended = self._forget(pid)
+        for ended, code, used in self._ended():
+            if self._ending:
+                break
             if ended is self._supernode:
                 if self._starts_again():
                     continue
@@ -271,7 +259,14 @@ class WarmNode:
                 self._say(f"the {ended.log.source} has ended; started again")
                 time.sleep(_AGAIN)
                 self._feed() if ended is self._feeding else self._ask()
-        return 0
+        return 0 if self._ending else None
+
+    def _ended(self) -> Iterator[tuple[Forked, int, resource.struct_rusage]]:
+        """Yield who has ended, with its exit code and what it has used."""
+        with suppress(ChildProcessError):
+            while (found := os.wait4(-1, os.WNOHANG))[0]:
+                if found[0] in self._running:  # where this is the first process it gets orphans
+                    yield self._forget(found[0]), os.waitstatus_to_exitcode(found[1]), found[2]
 
     def _note_end(self, ended: Forked, code: int) -> None:
         """Say how a process has ended that answered a message."""
@@ -325,10 +320,8 @@ class WarmNode:
         deadline = time.monotonic() + self.settings.grace
         while self._running and time.monotonic() < deadline:
             self._read()
-            with suppress(ChildProcessError):
-                while (pid := os.waitpid(-1, os.WNOHANG)[0]) > 0:
-                    if pid in self._running:
-                        self._forget(pid)
+            for _ in self._ended():  # nothing is to be said of them
+                pass
         for pid in self._running:
             os.kill(pid, signal.SIGKILL)
 
@@ -375,8 +368,8 @@ class WarmNode:
         line = log.line(text)
         self.report.line(line)
         if log.source == SUPERNODE:
-            self._refused |= NOT_ACTIVATED in text
-            self._cut_off |= self._connected and GIVES_UP in text
+            self._refused |= flower_compat.NOT_ACTIVATED in text
+            self._cut_off |= self._connected and flower_compat.GIVES_UP in text
         if connection(line):  # its port is its own from here on
             self._connected = True
             self._secret_file.unlink(missing_ok=True)

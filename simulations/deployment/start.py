@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fedkern_flwr.options import memory
 from fedkern_flwr.threads import processors
 
 LogFormat = Literal["text", "json"]
@@ -19,7 +20,7 @@ NO_THREADS = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-_SHARE = 0.75  # of the machine's memory that a message may take
+_SHARE = 0.75  # of the memory that there is, for a message
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class NodeSettings:
     port: int
     max_processes: int = 1
     message_seconds: float = 3600.0
-    message_gigabytes: float = field(default_factory=lambda: round(_SHARE * _memory() / 1e9, 1))
+    message_gigabytes: float = field(default_factory=lambda: round(_SHARE * memory() / 1e9, 1))
     threads: int = field(default_factory=lambda: _threads())
     metrics: str = ""
     log_format: LogFormat = "text"
@@ -74,12 +75,8 @@ def node_command(
     """
     given = {name: value for name, value in more.items() if value is not None}
     settings = NodeSettings(superlink, str(node_config.resolve()), supernode, port, **given)
-    module = f"{__package__}.supervisor"
+    module = f"{__package__}.warm_node"
     return [sys.executable, "-P", "-m", module, json.dumps(asdict(settings))]
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _threads() -> int:

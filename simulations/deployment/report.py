@@ -406,21 +406,14 @@ class NodeReport:
             if folder := self.config.get("state-dir"):
                 self.status.write(Path(str(folder)))
             if self.metrics is not None:
-                write_metrics(self.metrics, self.status, self._ledger(), self._allowed())
+                if self._totals is None and folder:
+                    self._totals = ledger_totals(Path(str(folder)))
+                file = self.config.get("policy")
+                policy = read_policy(Path(str(file))) if file else NodePolicy()
+                write_metrics(self.metrics, self.status, self._totals, policy.max_evaluations)
             self._complained = False
         except (OSError, FedKernError) as error:
             if not self._complained:
                 reason = getattr(error, "strerror", None) or plain_line(str(error), _LONGEST_ERROR)
                 self.say(f"status or metrics cannot be written: {reason}")
             self._complained = True
-
-    def _ledger(self) -> LedgerTotals | None:
-        """Return what the ledger holds; it is read again when a message has been answered."""
-        folder = self.config.get("state-dir")
-        if self._totals is None and folder:
-            self._totals = ledger_totals(Path(str(folder)))
-        return self._totals
-
-    def _allowed(self) -> int:
-        file = self.config.get("policy")
-        return (read_policy(Path(str(file))) if file else NodePolicy()).max_evaluations

@@ -1,1 +1,0 @@
-"""A node that stays warm: its SuperNode, and a process per message that has imported everything."""
