@@ -153,6 +153,10 @@ class Method(Strategy):
         What was released with noise.
     notes_ : list of str
         What the last run planned within the share of its nodes, for ``result.json``.
+    tables_ : dict
+        Tables to show and to keep beside the result: name -> its heads, then its rows, all texts.
+    details_ : dict
+        More of the result as plain values, for ``result.json``.
     is_secure, simulated : bool
         Whether the run at hand takes secure sums, and whether it is a simulation.
     initial_ : list of ndarray
@@ -309,6 +313,8 @@ class Method(Strategy):
         self.spent_: set[int] = set()
         self.noise_ = Releases()
         self.notes_: list[str] = []
+        self.tables_: dict[str, list[list[str]]] = {}
+        self.details_: dict[str, Any] = {}
 
     # -- what a method adds
 
@@ -438,6 +444,7 @@ class Method(Strategy):
             "privacy": self.privacy(),
         }
         more = {"matched": self.matched(), "notes": self.notes_}
+        more |= {"tables": self.tables_, "details": self.details_}
         return found | {name: value for name, value in more.items() if value}
 
     def matched(self) -> dict[str, Any]:

@@ -47,6 +47,9 @@ class Sum:
         :class:`~fedkern_flwr.method.PrivateMethod`.
     rounds : bool (default: False)
         Whether a run has several rounds of it. Else a node helps to open one in a run.
+    counts : tuple of str (default: ())
+        Keys whose numbers are counts of rows. A count of n rows is log2(n + 1) of the 64 bits of a
+        number, and the nodes' release limit takes it for so much.
     shapes : mapping
         Key -> shape of the array that each client adds, () for a number. Of a declaration none.
     ask : mapping
@@ -60,6 +63,7 @@ class Sum:
     held_out: bool = False
     sensitivity: float | None = None
     rounds: bool = False
+    counts: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
     ask: Values = field(default_factory=dict, hash=False)
 
