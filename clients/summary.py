@@ -24,7 +24,8 @@ from fedkern_flwr.summary import (
     noisy_terms,
     places,
 )
-from fedkern_flwr.summary_figures import Difference, Totals, compare_with_others, near_name
+from fedkern_flwr.summary_columns import near_name
+from fedkern_flwr.summary_figures import Difference, Totals, compare_with_others
 from fedkern_flwr.wire.sums import Order
 
 logger = logging.getLogger("fedkern_flwr")
@@ -81,12 +82,9 @@ class SummaryClient(MethodClient):
         return places(whole, own, bound, circles)
 
     @contributes(MOMENTS)
-    def add_moments(
-        self, plan: str, group: str, products: bool, rows: float, seed: int, **about: Floats
-    ) -> dict[str, Any]:
+    def add_moments(self, plan: str, **about: Any) -> dict[str, Any]:
         """Return powers, products and finer bins of its columns."""
-        how: Any = {"group": group, "products": products, "rows": rows, "seed": seed}
-        return moments(*self._own(plan), About(**about), **how)
+        return moments(*self._own(plan), About(**about))
 
     @contributes(NOISY)
     def add_noisy(self, plan: str) -> dict[str, Any]:
@@ -94,26 +92,16 @@ class SummaryClient(MethodClient):
         return noisy_terms(*self._own(plan))
 
     @answers("compare")
-    def compare(
-        self,
-        plan: str,
-        group: str,
-        products: bool,
-        rows: float,
-        seed: int,
-        notes: list[str],
-        **given: Floats,
-    ) -> dict[str, Any] | None:
+    def compare(self, plan: str, notes: list[Any], **given: Any) -> dict[str, Any] | None:
         """Compare its columns with those of the others, for its owner; flag them if that is so."""
         whole, own = self._own(plan)
-        totals = {name[3:]: value for name, value in given.items() if name.startswith("of_")}
-        about = About(**{name: v for name, v in given.items() if not name.startswith("of_")})
-        how: Any = {"group": group, "products": products, "rows": rows, "seed": seed}
-        terms = moments(whole, own, about, **how)
-        mine = Totals(whole, about, terms, rows)
-        rest = {name: total - terms[name] for name, total in totals.items()}
-        found = compare_with_others(own, mine, Totals(whole, about, rest, rows), seed)
-        found += [Difference("", "server", np.nan, np.nan, text) for text in notes]
+        totals = {name: given.pop(name) for name in [*given] if name.startswith("of_")}
+        about = About(**given)
+        terms = moments(whole, own, about)
+        rest = {name: totals[f"of_{name}"] - part for name, part in terms.items()}
+        mine, others = (Totals(whole, about, one) for one in (terms, rest))
+        found = compare_with_others(own, mine, others)
+        found += [Difference(name, "names", np.nan, np.nan, text) for name, text in notes]
         found += self._unknown_words(whole)
         for one in found:
             if one.text:
@@ -122,7 +110,9 @@ class SummaryClient(MethodClient):
         self.write_table("comparison", [heads, *([*map(str, astuple(one))] for one in found)])
         if not self.policy.report_checks:
             return None
-        return {"flags": [[one.column, one.text] for one in found if one.text and one.column]}
+        return {
+            "flags": [[one.column, one.text] for one in found if one.text and one.check != "names"]
+        }
 
     def _enough(self, name: str) -> list[str]:
         """Return the categories of a column that enough of its rows have; others stay unnamed."""

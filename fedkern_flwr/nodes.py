@@ -97,6 +97,8 @@ class Nodes:
         Phase -> node id -> why it did not answer the last request of that phase.
     sums : SecureSum or None
         The secure sums of the run.
+    contributors : dict
+        Name of a sum that was declared -> partitions over which it was opened last.
     spoilers : set of int
         Partitions whose masks did not fit in the last sum that could not be opened.
     watch : Watch or None
@@ -136,6 +138,7 @@ class Nodes:
         self.watch: Watch | None = None
         self.listener: Callable[[int, Message], None] | None = None
         self.keeps = self.resumable = False
+        self.contributors: dict[str, list[int]] = {}
         self.spoilers: set[int] = set()
         self._nonces: dict[str, str] = {}  # of a run that is resumed
         self._missed: dict[int, int] = {}

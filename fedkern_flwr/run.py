@@ -305,6 +305,7 @@ class Run:
             )
         )
         self.log.again = []
+        self.nodes.contributors[name] = found.contributors[name]
         if spec.release is None:
             self.nodes.warn_released(name, self.program.unknowns)
         else:

@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 Terms = dict[str, Any]
 
 #: Counts of rows in public bins, and phases, at most one a row.
-PLACES = Sum("places", bound=1.0, counts=("rows", "bins", "strays", "words"))
+PLACES = Sum("places", bound=1.0, counts=("rows", "bins", "strays"))
 #: Powers and products, each over the number of values of all parties, or its root; finer bins.
 MOMENTS = Sum(
     "moments", bound=1.0, per="client", counts=("rows", "words", "bins", "groups", "cross")
@@ -106,12 +106,6 @@ def as_summed(values: Floats, kind: str) -> Floats:
     return values / DAY if kind == "date" else values
 
 
-def split_words(plan: Plan, words: Floats) -> dict[str, Floats]:
-    """Return column -> counts of its categories, those of all others last."""
-    ends = np.cumsum([len(one.words) + 1 for one in plan.texts])[:-1]
-    return dict(zip([one.name for one in plan.texts], np.split(words, ends), strict=False))
-
-
 def _one_hot(values: Floats, size: int) -> Floats:
     """Return a column for each of so many categories, with zeros for gaps and others."""
     return np.asarray(values[:, None] == np.arange(size), np.float64)
@@ -123,9 +117,8 @@ def _one_hot(values: Floats, size: int) -> Floats:
 def place_shapes(plan: Plan, circles: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of :func:`places`."""
     n = len(plan.numbers)
-    words = sum(len(one.words) + 1 for one in plan.texts)
     shapes = {"rows": (len(plan.columns),), "bins": (n, COARSE), "strays": (n, DECIMALS)}
-    return {**shapes, "circles": (n, 2 * circles), "words": (words,)}
+    return {**shapes, "circles": (n, 2 * circles)}
 
 
 def places(plan: Plan, own: Mapping[str, Floats], bound: float, circles: int) -> Terms:
@@ -138,7 +131,6 @@ def places(plan: Plan, own: Mapping[str, Floats], bound: float, circles: int) ->
             found["bins"][k] = count_bins(values, coarse_edges(bound))
             found["strays"][k] = count_strays(values)
             found["circles"][k] = sum_phases(values, bound, circles)
-    found["words"][:] = count_words(plan, own)
     return found
 
 
@@ -163,7 +155,9 @@ class About:
 
     ``scale`` is a power of two, no smaller than the root mean square distance from ``centre``, and
     no value is farther from it than ``reach`` scales;
-    ``spread`` is about the deviation of most values; ``gaps`` is whether some are missing.
+    ``spread`` is about the deviation of most values; ``gaps`` is whether some are missing. The
+    others are not by column: rows of all parties, the column of groups, whether there are products,
+    the seed of random features.
     """
 
     count: Floats
@@ -175,6 +169,10 @@ class About:
     decimals: Floats
     edges: Floats
     sizes: Floats
+    rows: float
+    group: str
+    products: bool
+    seed: int
 
     def bins(self) -> list[Floats]:
         """Return the edges of the bins of each column."""
@@ -188,12 +186,10 @@ class About:
 # -- the second sum
 
 
-def moment_shapes(
-    plan: Plan, about: About, group: str, products: bool
-) -> dict[str, tuple[int, ...]]:
+def moment_shapes(plan: Plan, about: About) -> dict[str, tuple[int, ...]]:
     """Return the shapes of :func:`moments`."""
-    sets, (numbers, texts) = plan.sets(products), plan.beside(group)
-    size = next((len(one.words) for one in plan.texts if one.name == group), 0)
+    sets, (numbers, texts) = plan.sets(about.products), plan.beside(about.group)
+    size = next((len(one.words) for one in plan.texts if one.name == about.group), 0)
     gaps = [int(about.gaps[one].sum()) for one in sets]
     pairs = [(len(one), n) for one, n in zip(sets, gaps, strict=True)]
     return {
@@ -209,23 +205,17 @@ def moment_shapes(
     }
 
 
-def moments(
-    plan: Plan,
-    own: Mapping[str, Floats],
-    about: About,
-    *,
-    group: str,
-    products: bool,
-    rows: float,
-    seed: int,
-) -> Terms:
+def moments(plan: Plan, own: Mapping[str, Floats], about: About) -> Terms:
     """Return powers, bins, products and groups of the columns that a node holds.
 
     Each number is over that of the values of all parties, so that no party adds more than 1.
     """
-    shapes = moment_shapes(plan, about, group, products)
+    shapes = moment_shapes(plan, about)
     found: Terms = {name: np.zeros(shape) for name, shape in shapes.items()}
-    found["rows"], found["words"] = count_rows(plan, own) / rows, count_words(plan, own) / rows
+    found["rows"], found["words"] = (
+        count_rows(plan, own) / about.rows,
+        count_words(plan, own) / about.rows,
+    )
     units, bins = dict[int, Floats](), []
     for k, (one, edges) in enumerate(zip(plan.numbers, about.bins(), strict=True)):
         values = own.get(one.name, np.zeros(0))
@@ -235,7 +225,7 @@ def moments(
         found["powers"][k] = z.sum() / n, (z**2).sum() / n, (z**3).sum() / n / about.reach[k]
     found["bins"] = np.concatenate([*bins, np.zeros(0)])
     parts: dict[str, list[Floats]] = {"products": [], "known": [], "features": []}
-    for one in plan.sets(products):
+    for one in plan.sets(about.products):
         z = np.column_stack([units[k] for k in one])
         there, z = np.isfinite(z).astype(np.float64), np.nan_to_num(z)
         root, gaps = np.sqrt(about.count[one]), about.gaps[one] > 0.0
@@ -248,18 +238,18 @@ def moments(
             (part.T @ part / across[gaps]).ravel(),
         ]
         z = z * (about.scale / about.spread)[one]
-        parts["features"].append(features(z, seed).sum(axis=0) / rows)
+        parts["features"].append(features(z, about.seed).sum(axis=0) / about.rows)
     for name in ("products", "known"):
         found[name] = np.concatenate([*parts[name], np.zeros(0)])
     found["features"] = np.array(parts["features"]).reshape(shapes["features"])
-    numbers, texts = plan.beside(group)
-    if group in own:
-        hot = _one_hot(own[group], shapes["groups"][1])
+    numbers, texts = plan.beside(about.group)
+    if about.group in own:
+        hot = _one_hot(own[about.group], shapes["groups"][1])
         for place, k in enumerate(numbers):
             z = units[k]
             powers = np.stack([np.isfinite(z), np.nan_to_num(z), np.nan_to_num(z) ** 2], axis=1)
             found["groups"][place] = hot.T @ powers / about.count[k]
-        cross = [(hot.T @ _one_hot(own[c.name], len(c.words))).ravel() / rows for c in texts]
+        cross = [(hot.T @ _one_hot(own[c.name], len(c.words))).ravel() / about.rows for c in texts]
         found["cross"] = np.concatenate([*cross, np.zeros(0)])
     return {name: np.clip(part, -1.0, 1.0) for name, part in found.items()}
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .encoding.columns import (
+    CIRCLES,
+    COARSE,
+    DECIMALS,
+    SPLITS,
     binned_facts,
     coarse_edges,
     decimals_of,
@@ -19,15 +23,24 @@ from .encoding.columns import (
     other_scale,
     read_phases,
 )
+from .planning import Allowance
 from .statistics import chi_square, kolmogorov_smirnov, mean_discrepancy, welch
-from .summary import NOISY_BINS, About, Plan, features, noisy_reach, split_words
+from .summary import FEATURES, NOISY_BINS, About, Plan, features, noisy_reach
 
 Floats = NDArray[np.float64]
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
-def read_places(total: Mapping[str, Floats], plan: Plan, bound: float, splits: int) -> About:
+def split_words(plan: Plan, words: Floats) -> dict[str, Floats]:
+    """Return column -> counts of its categories, those of all others last."""
+    ends = np.cumsum([len(one.words) + 1 for one in plan.texts])[:-1]
+    return dict(zip([one.name for one in plan.texts], np.split(words, ends), strict=False))
+
+
+def read_places(
+    total: Mapping[str, Floats], plan: Plan, bound: float, splits: int, **more: Any
+) -> About:
     """Return where the values of each column are, and the bins of the second sum."""
     edges, found, bins = coarse_edges(bound), [], []
     rows = dict(zip([one.name for one in plan.columns], np.rint(total["rows"]), strict=True))
@@ -47,7 +60,7 @@ def read_places(total: Mapping[str, Floats], plan: Plan, bound: float, splits: i
         found.append([n, centre, scale, reach, spread, rows[one.name] > counts.sum(), decimals])
     figures = np.array(found, np.float64).reshape(-1, 7).T
     sizes = np.array([len(one) for one in bins], np.float64)
-    return About(*figures, np.concatenate([*bins, np.zeros(0)]), sizes)
+    return About(*figures, np.concatenate([*bins, np.zeros(0)]), sizes, **more)
 
 
 @dataclass(frozen=True)
@@ -75,18 +88,17 @@ class Totals:
     plan: Plan
     about: About
     total: Mapping[str, Floats]
-    all_rows: float
 
     @cached_property
     def rows(self) -> dict[str, int]:
         """Column -> rows of its holders."""
-        found = np.rint(self.total["rows"] * self.all_rows).astype(int).tolist()
+        found = np.rint(self.total["rows"] * self.about.rows).astype(int).tolist()
         return dict(zip([one.name for one in self.plan.columns], found, strict=True))
 
     @cached_property
     def words(self) -> dict[str, Floats]:
         """Column -> counts of its categories, and of the others."""
-        return split_words(self.plan, np.rint(self.total["words"] * self.all_rows))
+        return split_words(self.plan, np.rint(self.total["words"] * self.about.rows))
 
     @cached_property
     def bins(self) -> list[Floats]:
@@ -169,10 +181,10 @@ def _bars(edges: Floats, counts: Floats, knots: Floats, bars: int = 20) -> list[
     return [ends.tolist(), np.diff(below).tolist()]
 
 
-def read_correlations(found: Totals, products: bool) -> list[tuple[list[str], Floats]]:
+def read_correlations(found: Totals) -> list[tuple[list[str], Floats]]:
     """Return the correlations of columns that the same parties hold, of rows that have both."""
     matrices, at, place = [], 0, 0
-    for one in found.plan.sets(products):
+    for one in found.plan.sets(found.about.products):
         d, gaps = len(one), found.about.gaps[one] > 0.0
         n, m, square = found.known[one], *found.powers[one].T[:2]
         root, holes = np.sqrt(found.about.count[one]), np.flatnonzero(gaps)
@@ -186,10 +198,10 @@ def read_correlations(found: Totals, products: bool) -> list[tuple[list[str], Fl
         ends = place + np.cumsum([0, d * len(holes), d * len(holes), len(holes) ** 2])
         place = int(ends[-1])
         parts = [found.total["known"][a:b] for a, b in pairwise(ends)]
-        first[:, holes] = parts[0].reshape(d, -1) * across
-        second[:, holes] = parts[1].reshape(d, -1) * found.about.count[one][:, None]
+        first[:, holes] = parts[0].reshape(d, len(holes)) * across
+        second[:, holes] = parts[1].reshape(d, len(holes)) * found.about.count[one][:, None]
         both[:, holes] = n[holes]
-        both[np.ix_(holes, holes)] = parts[2].reshape(len(holes), -1) * across[gaps]
+        both[np.ix_(holes, holes)] = parts[2].reshape(len(holes), len(holes)) * across[gaps]
         both = np.maximum(np.rint(both), 1.0)
         mixed = mixed / both - first * first.T / both**2
         spread = np.maximum(second / both - (first / both) ** 2, 0.0)
@@ -199,9 +211,9 @@ def read_correlations(found: Totals, products: bool) -> list[tuple[list[str], Fl
     return matrices
 
 
-def read_groups(found: Totals, group: str) -> tuple[dict[str, Floats], dict[str, Floats]]:
+def read_groups(found: Totals) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Return column -> count, mean and variance in each group; and column -> table of counts."""
-    numbers, texts = found.plan.beside(group)
+    numbers, texts = found.plan.beside(found.about.group)
     groups, about = {}, found.about
     for place, k in enumerate(numbers):
         count, total, square = found.total["groups"][place].T * about.count[k]
@@ -213,18 +225,18 @@ def read_groups(found: Totals, group: str) -> tuple[dict[str, Floats], dict[str,
         groups[found.plan.numbers[k].name] = np.stack([count, mean, variance])
     size = found.total["groups"].shape[1]
     ends = np.cumsum([size * len(one.words) for one in texts])[:-1]
-    cross = np.split(np.rint(found.total["cross"] * found.all_rows), ends) if texts else []
+    cross = np.split(np.rint(found.total["cross"] * found.about.rows), ends) if texts else []
     return groups, {c.name: t.reshape(size, -1) for c, t in zip(texts, cross, strict=True)}
 
 
 # -- a node beside the others
 
 
-def own_features(own: Mapping[str, Floats], found: Totals, one: Sequence[int], seed: int) -> Floats:
+def own_features(own: Mapping[str, Floats], found: Totals, one: Sequence[int]) -> Floats:
     """Return the features of a node's rows of columns that the same parties hold."""
     about, columns = found.about, [found.plan.numbers[k] for k in one]
     z = np.column_stack([about.units(own[c.name], k) for k, c in zip(one, columns, strict=True)])
-    return features(np.nan_to_num(z) * (about.scale / about.spread)[list(one)], seed)
+    return features(np.nan_to_num(z) * (about.scale / about.spread)[list(one)], about.seed)
 
 
 @dataclass(frozen=True)
@@ -239,7 +251,7 @@ class Difference:
 
 
 def compare_with_others(
-    own: Mapping[str, Floats], mine: Totals, others: Totals, seed: int
+    own: Mapping[str, Floats], mine: Totals, others: Totals
 ) -> list[Difference]:
     """Return how each column of a node differs from that of the others."""
     found, plan, about = [], mine.plan, mine.about
@@ -255,6 +267,7 @@ def compare_with_others(
         name, counts, decimals = plan.numbers[k].name, others.bins[k], int(about.decimals[k])
         (ours, v), (theirs, w) = mine.spread(k), others.spread(k)
         _, p = welch([mine.known[k], others.known[k]], [ours, theirs], [v, w])
+        distance = kolmogorov_smirnov(mine.bins[k], counts)
         facts = binned_facts(edges, counts, decimals, int(counts.sum()), 0.0, 1.0)
         times, text = other_scale(own[name], facts), ""
         twins = [j for j in there if j != k and _swapped(mine, others, shifts, k, j)]
@@ -262,13 +275,11 @@ def compare_with_others(
             text = f"looks like {plan.numbers[twins[0]].name!r} of the others: maybe swapped"
         elif times:
             text = f"about {times:.3g} times the values of the others: maybe another unit"
-        elif abs(shifts[k]) >= _SHIFTED and p < _RARE:
-            side = "above" if shifts[k] > 0.0 else "below"
-            text = f"mean {abs(shifts[k]):.1f} deviations {side} that of the others"
-        found.append(Difference(name, "standardised mean difference", shifts[k], p, text))
-        found.append(
-            Difference(name, "Kolmogorov-Smirnov", *kolmogorov_smirnov(mine.bins[k], counts))
-        )
+        elif distance[0] >= _UNLIKE and distance[1] < _RARE:
+            side = f"{abs(shifts[k]):.1f} deviations {'above' if shifts[k] > 0.0 else 'below'}"
+            text = f"unlike the others (distance {distance[0]:.2f}): the mean is {side} theirs"
+        found.append(Difference(name, "standardised mean difference", shifts[k], p))
+        found.append(Difference(name, "Kolmogorov-Smirnov", *distance, text))
     for one in plan.texts:
         ours, theirs = mine.words[one.name][:-1], others.words[one.name][:-1]
         if one.name in own and ours.sum() and theirs.sum():
@@ -278,14 +289,15 @@ def compare_with_others(
         names = [plan.numbers[k].name for k in part]
         rows = others.rows[names[0]]
         if mine.total["features"].shape[0] > place and rows > 1 and names[0] in own:
-            theirs = others.total["features"][place] * others.all_rows / rows
-            rows_of = own_features(own, mine, part, seed)
-            value, p = mean_discrepancy(rows_of, theirs, rows, seed=seed)
+            theirs = others.total["features"][place] * others.about.rows / rows
+            rows_of = own_features(own, mine, part)
+            value, p = mean_discrepancy(rows_of, theirs, rows, seed=about.seed)
             found.append(Difference(", ".join(names), "mean discrepancy", value, p))
     return found
 
 
-_SHIFTED, _RARE, _ALIKE = 0.5, 1e-3, 0.7
+#: One party of five that is wrong is at a distance of at most a quarter from each right one.
+_UNLIKE, _RARE, _NEAR = 0.3, 1e-3, 0.5
 
 
 def _shift(ours: tuple[float, float], theirs: tuple[float, float]) -> float:
@@ -304,18 +316,7 @@ def _swapped(mine: Totals, others: Totals, shifts: Mapping[int, float], k: int, 
         return float(abs(away) / max(about.scale[b] * np.sqrt(variance), 1e-300))
 
     unlike = min(abs(shifts[k]), abs(shifts[j])) > 1.0
-    return unlike and max(distance(k, j), distance(j, k)) < _SHIFTED
-
-
-def near_name(name: str, known: Sequence[str]) -> str:
-    """Return the one of some names that a name may be another spelling of; else an empty text."""
-
-    def likeness(other: str) -> float:
-        a, b = sorted((name.casefold().strip(), other.casefold().strip()), key=len)
-        return 1.0 if b.startswith(a) else SequenceMatcher(None, a, b).ratio()
-
-    best = max(known, key=likeness, default="")
-    return best if best and likeness(best) >= _ALIKE else ""
+    return unlike and max(distance(k, j), distance(j, k)) < _NEAR
 
 
 # -- with a budget of privacy
@@ -371,3 +372,25 @@ def read_noisy(
             )
         )
     return found, errors, split_words(plan, total["words"] * reach)
+
+
+# -- sizes that the nodes' release limits allow
+
+
+def plan_sizes(plan: Plan, allowed: Allowance, rows: float) -> tuple[int, int, bool]:
+    """Return circles, how finely bins are split, and whether there are products of columns.
+
+    A third of the numbers goes to the first sum, the rest to the second. A count of n rows is
+    log2(n + 1) of the 64 bits of a number.
+    """
+    n, sets = len(plan.numbers), plan.sets()
+    products = max(map(len, sets), default=0) <= allowed.columns
+    if not allowed.planned or not n:
+        return CIRCLES, SPLITS, products
+    weight = np.log2(rows + 1.0) / 64.0
+    first = n * (COARSE + DECIMALS) * weight
+    circles = int(np.clip((allowed.numbers / 3.0 - first) / (2 * n), 0, CIRCLES))
+    taken = first + n * (2 * circles + 3)
+    taken += products * sum(len(one) * (len(one) + 1) / 2 + 2 * FEATURES for one in sets)
+    splits = int(np.clip((allowed.numbers - taken) / weight / n - 2 * COARSE, 0, SPLITS))
+    return circles, splits, products

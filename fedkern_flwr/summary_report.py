@@ -116,11 +116,9 @@ class Figures:
     def first_table(self) -> Table:
         """Return what a paper has as its first table."""
         groups = self.groups
-        heads = ["", f"all (n = {self.most_rows})"]
+        heads = ["", f"all (n={self.most_rows})"]
         titles = zip(groups.get("names", ()), groups.get("rows", ()), strict=True)
-        heads += [f"{name} (n = {n:.0f})" for name, n in titles] + ["p", "corrected p"] * bool(
-            groups
-        )
+        heads += [f"{name} (n={n:.0f})" for name, n in titles] + ["p", "corrected p"] * bool(groups)
         tests = {test["column"]: test for test in groups.get("tests", ())}
         blank, table = [""] * (len(heads) - 2), [heads]
         for one in self.numbers:
@@ -153,13 +151,13 @@ class Figures:
         return table
 
 
-def compare_groups(found: Totals, group: str) -> dict[str, Any]:
+def compare_groups(found: Totals) -> dict[str, Any]:
     """Return each column in each group of a column of categories, and the tests between them.
 
     Means are tested by Welch's t between two groups, and by analysis of variance between more;
     counts by chi-square. The p-values that are shown are corrected together.
     """
-    numbers, tables = read_groups(found, group)
+    group, (numbers, tables) = found.about.group, read_groups(found)
     words = next(c.words for c in found.plan.texts if c.name == group)
     tests: list[dict[str, Any]] = []
     for name, (count, mean, variance) in numbers.items():

@@ -140,13 +140,23 @@ class MethodClient(Client):
         self.x_test = self.x[:0] if x_test is None else self._table(x_test, 2)
         self.y_test = None if y_test is None else self._table(y_test, 1, len(self.x_test))
         self.ids, self.ids_test, self.columns = ids, ids_test, tuple(columns)
+        if self.raw and not self.columns:
+            self.columns = tuple(map(str, range(self.x.shape[1])))
+        if self.columns and len(set(self.columns)) != self.x.shape[1]:
+            raise TableError(
+                f"{self.x.shape[1]} features have {len(set(self.columns))} different names",
+                remedy="name each of them",
+                party=self.name,
+                code="FK-COLUMN-NAMES",
+            )
         self.kinds, self.categories = dict(kinds or {}), dict(categories or {})
         if alignment_key is not None:
             check_alignment_key(alignment_key)
         self.alignment_key, self.sizes = alignment_key, dict[str, int]()
         self._check_handlers()
         sums = self.marked("contributes")
-        self.adds_noise = bool(sums) and all(one.sensitivity is not None for one in sums)
+        # one without is refused in a run with a budget, as it is ordered
+        self.adds_noise = any(one.sensitivity is not None for one in sums)
 
     # -- for handlers
 
