@@ -86,7 +86,7 @@ Progress = Callable[[int, int, Mapping[str, float]], None]
 #: Methods that keep a budget of privacy, for those who ask others for one.
 KEEP_BUDGETS = (
     "fed-cg with basis fourier, hierarchical-svm with architecture centralised, pof-mkl, pof-rls, "
-    "or kernel-pca"
+    "kernel-pca or summary"
 )
 #: Errors after which a run goes on from its checkpoint, whatever a node advises that knows of none.
 _RESUMED = ("FK-STATE-GONE", "FK-SUM-KEY-NONE", "FK-MESSAGE-SESSION", "FK-PARTIES-LOST")

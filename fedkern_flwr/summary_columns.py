@@ -63,6 +63,7 @@ def common_columns(told: Mapping[int, Any], called: Mapping[int, str]) -> Common
     """
     kinds: dict[str, dict[int, str]] = {}
     words: dict[str, dict[str, set[int]]] = {}
+    told = dict(sorted(told.items()))  # whichever answered first
     notes: dict[int, list[tuple[str, str]]] = {p: [] for p in told}
     for p, one in told.items():
         for name, kind in zip(one["names"], one["kinds"], strict=True):

@@ -49,7 +49,8 @@ def read_places(
         n = max(counts.sum(), 1.0)
         place = read_phases(total["circles"][k], n, bound)
         centre = float(counts @ (edges[:-1] + edges[1:])) / 2.0 / n
-        if place[1] < 4.0 * bound:
+        if place[1] < 4.0 * bound:  # to few digits: the last ones of a phase are chance
+            place[0] = np.rint(place[0] / place[1] * 256.0) * place[1] / 256.0
             centre = float(place[0])
         far = np.maximum(abs(edges[:-1] - centre), abs(edges[1:] - centre))
         scale = float(np.exp2(np.ceil(np.log2(max(np.sqrt(counts @ far**2 / n), 1e-300)))))

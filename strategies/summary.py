@@ -52,7 +52,6 @@ class Summary(PrivateMethod):
     }
     server_sees = (
         "of each party: names and kinds of its columns, and categories of min_sum_rows of its rows",
-        "with an alignment key: which rows of which party belong together, by pseudonyms",
         "columns in which a party is unlike the others, if its policy reports them",
     )
     labels_of_row = 0
@@ -76,6 +75,13 @@ class Summary(PrivateMethod):
         super().__init__(**options)
         if self.budget is not None:
             public_columns(self.bounds, ())
+
+    def privacy(self) -> dict[str, Any]:
+        """Return what the server sees, and the budget."""
+        found = super().privacy()
+        if "overlap" in self.details_:
+            found["server_sees"].append("which rows of which party belong together, by pseudonyms")
+        return found
 
     def check_parties(self, parties: Sequence[DescribeReply]) -> None:
         """Refuse partitions that clash; columns may differ."""
