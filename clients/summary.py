@@ -118,7 +118,7 @@ class SummaryClient(MethodClient):
         """Return the categories of a column that enough of its rows have; others stay unnamed."""
         codes, names = self.x[:, self.columns.index(name)], self.categories.get(name, ())
         counts = np.bincount(codes[np.isfinite(codes)].astype(int), minlength=len(names))
-        least = self.policy.min_sum_rows
+        least = max(1, self.policy.min_sum_rows)
         return [word for word, n in zip(names, counts, strict=True) if n >= least]
 
     def _unknown_words(self, plan: Plan) -> list[Difference]:

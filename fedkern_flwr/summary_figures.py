@@ -297,8 +297,8 @@ def compare_with_others(
     return found
 
 
-#: One party of five that is wrong is at a distance of at most a quarter from each right one.
-_UNLIKE, _RARE, _NEAR = 0.3, 1e-3, 0.5
+#: Of four parties one that is wrong is a third of the others of each right one.
+_UNLIKE, _RARE, _NEAR = 0.4, 1e-3, 0.5
 
 
 def _shift(ours: tuple[float, float], theirs: tuple[float, float]) -> float:

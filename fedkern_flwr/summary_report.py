@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date, timedelta
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from .summary_figures import Number, Totals, read_groups
 
 Floats = NDArray[np.float64]
 Table = list[list[str]]
+
+_QUARTILES = ("0.25", "0.5", "0.75")
+_FIRST_DAY = date(1970, 1, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,16 +126,18 @@ class Figures:
         tests = {test["column"]: test for test in groups.get("tests", ())}
         blank, table = [""] * (len(heads) - 2), [heads]
         for one in self.numbers:
-            cells, test = blank, tests.get(one.name)
+            test, known = tests.get(one.name), one.rows - one.gaps
+            cells, title = blank, "n (%)" if one.kind == "boolean" else "mean (SD)"
             if test is not None:
                 own = test["groups"]
-                pairs = zip(own["mean"], own["deviation"], strict=True)
-                cells = [f"{_short(m)} ({_short(d)})" for m, d in pairs]
+                each = zip(own["n"], own["mean"], own["deviation"], strict=True)
+                cells = [_centre(one.kind, *group) for group in each]
                 cells += [_level(test["p"]), _level(test["corrected"])]
-            whole = f"{_short(one.mean)} ({_short(one.deviation)})"
-            table.append([f"{one.name}, mean (SD)", whole, *cells])
-            low, middle, high = (_short(one.quantiles[q]) for q in ("0.25", "0.5", "0.75"))
-            table.append(["  median [quartiles]", f"{middle} [{low}, {high}]", *blank])
+            whole = _centre(one.kind, known, one.mean, one.deviation)
+            table.append([f"{one.name}, {title}", whole, *cells])
+            if one.kind != "boolean":
+                low, middle, high = (_value(one.quantiles[q], one.kind) for q in _QUARTILES)
+                table.append(["  median [quartiles]", f"{middle} [{low}, {high}]", *blank])
             if one.gaps:
                 table.append(["  missing, n (%)", _share(one.gaps, one.rows), *blank])
         for name, counts in self.words.items():
@@ -159,11 +165,16 @@ def compare_groups(found: Totals) -> dict[str, Any]:
     """
     group, (numbers, tables) = found.about.group, read_groups(found)
     words = next(c.words for c in found.plan.texts if c.name == group)
+    truths = [one.name for one in found.plan.numbers if one.kind == "boolean"]
     tests: list[dict[str, Any]] = []
     for name, (count, mean, variance) in numbers.items():
         deviation = np.sqrt(variance)
         own = {"n": count.tolist(), "mean": mean.tolist(), "deviation": deviation.tolist()}
         about = {"column": name, "groups": own}
+        if name in truths:
+            statistic, p = chi_square(np.stack([count * mean, count * (1.0 - mean)], axis=1))
+            tests.append({**about, "test": "chi-square", "statistic": statistic, "p": p})
+            continue
         statistic, p = anova(count, mean, variance)
         tests.append({**about, "test": "ANOVA", "statistic": statistic, "p": p})
         if len(words) == 2:
@@ -186,8 +197,19 @@ def _share(count: float, whole: float) -> str:
     return f"{count:.0f} ({100.0 * count / max(whole, 1.0):.1f})"
 
 
-def _short(value: float) -> str:
-    return "-" if value is None or not np.isfinite(value) else f"{value:,.4g}"
+def _centre(kind: str, n: float, mean: float, deviation: float) -> str:
+    """Return how many are true, or mean and deviation; that of dates is in days."""
+    if kind == "boolean":
+        return _share(n * mean, n)
+    return f"{_value(mean, kind)} ({_value(deviation)})"
+
+
+def _value(value: float, kind: str = "number") -> str:
+    if value is None or not np.isfinite(value):
+        return "-"
+    if kind == "date":
+        return str(_FIRST_DAY + timedelta(days=float(value)))
+    return f"{value + 0.0:,.4g}"
 
 
 def _level(p: float) -> str:

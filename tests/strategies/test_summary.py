@@ -169,10 +169,10 @@ def test_groups_are_those_of_scipy() -> None:
     assert found.keys() == {*table.columns} - {"ward"}
     for name, test in found.items():
         values = table.x[:, table.columns.index(name)]
-        if name == "sex":
+        if name in ("sex", "smoker"):
             counts = [[((ward == w) & (values == s)).sum() for s in (0, 1)] for w in range(4)]
             statistic, p = stats.chi2_contingency(counts, correction=False)[:2]
-            assert test["groups"]["counts"] == counts
+            assert name == "smoker" or test["groups"]["counts"] == counts
         else:
             groups = [values[(ward == w) & np.isfinite(values)] for w in range(4)]
             statistic, p = stats.f_oneway(*groups)
@@ -185,6 +185,38 @@ def test_groups_are_those_of_scipy() -> None:
     heads, *rows = strategy.tables_["summary"]
     assert heads[1] == f"all (n={table.rows})"
     assert all(len(row) == len(heads) for row in rows)
+
+
+def test_rare_categories_are_among_the_others() -> None:
+    """Of a node those of fewer rows than its policy says; nobody hears their names."""
+    tables = parts_of(made(), 3)
+    at = tables[0]["columns"].index("ward")
+    for k, table in enumerate(tables):
+        rare = np.flatnonzero(table["x"][:, at] == 3)[3 if k else 9 :]
+        table["x"] = table["x"].copy()
+        table["x"][rare, at] = 0.0
+        table |= {"policy": NodePolicy(), "categories": {**table["categories"], "sex": ("f", "m")}}
+        if k:
+            table["categories"]["ward"] = ("A", "B", "C", f"D{k}")
+    strategy = run(tables)
+    check_words(strategy, tables)
+    counts = strategy.details_["categories"]["ward"]["counts"]
+    assert (counts["D"], counts["other"]) == (9, 6)
+    assert counts.keys() == {"A", "B", "C", "D", "other"}
+
+
+def test_truths_and_dates_in_the_table() -> None:
+    tables = parts_of(made(), 3)
+    day, names = 86400.0, tables[0]["columns"]
+    for table in tables:
+        table["x"] = table["x"].copy()
+        table["x"][:, names.index("age")] = day * (365.0 * 40 + table["x"][:, names.index("age")])
+        table["kinds"] = {**table["kinds"], "age": "date"}
+    rows = {row[0]: row[1] for row in run(tables).tables_["summary"]}
+    smokers = pooled(tables, "smoker").sum()
+    assert rows["smoker, n (%)"] == f"{smokers:.0f} ({smokers / 9.0:.1f})"
+    mean = np.datetime64(int(pooled(tables, "age").mean() / day), "D")
+    assert rows["age, mean (SD)"].startswith(f"{mean} (")
 
 
 def test_columns_of_some_parties() -> None:
