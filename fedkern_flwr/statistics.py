@@ -123,7 +123,7 @@ def inflation(correlations: Floats) -> list[float]:
 
     Infinite where a column follows from others.
     """
-    known = np.isfinite(correlations).sum(axis=1) > 1  # a constant column correlates with none
+    known = np.isfinite(np.diag(correlations))  # a constant column correlates with none
     found = np.full(len(correlations), np.nan)
     part = correlations[np.ix_(known, known)]
     if known.any():

@@ -23,7 +23,6 @@ from .encoding.columns import (
     coarse_edges,
     count_bins,
     count_strays,
-    sum_phases,
 )
 from .plain_text import read_json
 from .steps import Sum
@@ -31,8 +30,8 @@ from .steps import Sum
 Floats = NDArray[np.float64]
 Terms = dict[str, Any]
 
-#: Counts of rows in public bins, and phases, at most one a row.
-PLACES = Sum("places", bound=1.0, counts=("rows", "bins", "strays"))
+#: Counts of rows in public bins, and on circles.
+PLACES = Sum("places", bound=1.0, counts=("rows", "bins", "strays", "arcs"))
 #: Powers and products, each over the number of values of all parties, or its root; finer bins.
 MOMENTS = Sum(
     "moments", bound=1.0, per="client", counts=("rows", "words", "bins", "groups", "cross")
@@ -118,11 +117,11 @@ def place_shapes(plan: Plan, circles: int) -> dict[str, tuple[int, ...]]:
     """Return the shapes of :func:`places`."""
     n = len(plan.numbers)
     shapes = {"rows": (len(plan.columns),), "bins": (n, COARSE), "strays": (n, DECIMALS)}
-    return {**shapes, "circles": (n, 2 * circles)}
+    return {**shapes, "arcs": (n, circles, 4)}
 
 
 def places(plan: Plan, own: Mapping[str, Floats], bound: float, circles: int) -> Terms:
-    """Return rows, bins, strays and phases of the columns that a node holds; zeros of others."""
+    """Return rows, bins, strays and arcs of the columns that a node holds; zeros of others."""
     found = {name: np.zeros(shape) for name, shape in place_shapes(plan, circles).items()}
     found["rows"][:] = count_rows(plan, own)
     for k, one in enumerate(plan.numbers):
@@ -130,8 +129,20 @@ def places(plan: Plan, own: Mapping[str, Floats], bound: float, circles: int) ->
             values = own[one.name]
             found["bins"][k] = count_bins(values, coarse_edges(bound))
             found["strays"][k] = count_strays(values)
-            found["circles"][k] = sum_phases(values, bound, circles)
+            found["arcs"][k] = count_arcs(values, bound, circles)
     return found
+
+
+def lengths_of(bound: float, circles: int) -> Floats:
+    """Return the lengths of circles, from the longest on, each half of the one before."""
+    return np.asarray(4.0 * bound * 2.0 ** -np.arange(circles))
+
+
+def count_arcs(values: Floats, bound: float, circles: int) -> Floats:
+    """Return how many values are in each quarter of circles, shape (circles, 4)."""
+    turns = values[np.isfinite(values)] / lengths_of(bound, circles)[:, None] % 1.0
+    quarters = np.minimum(4.0 * turns, 3.0).astype(np.intp)
+    return np.array([np.bincount(one, minlength=4) for one in quarters]).reshape(circles, 4)
 
 
 def count_rows(plan: Plan, own: Mapping[str, Floats]) -> Floats:

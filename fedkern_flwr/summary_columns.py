@@ -38,7 +38,7 @@ class Common:
 
     def shared(self, called: Mapping[int, str]) -> list[list[str]]:
         """Return a table of how many ids each pair of parties shares."""
-        table = [["rows whose ids are those of", *(called[p] for p in self.overlaps)]]
+        table = [["shared ids", *(called[p] for p in self.overlaps)]]
         for p, one in self.overlaps.items():
             cells = (one.rows if k == p else one.shared[k] for k in self.overlaps)
             table.append([called[p], *map(str, cells)])

@@ -21,11 +21,10 @@ from .encoding.columns import (
     decimals_of,
     fine_edges,
     other_scale,
-    read_phases,
 )
 from .planning import Allowance
 from .statistics import chi_square, kolmogorov_smirnov, mean_discrepancy, welch
-from .summary import FEATURES, NOISY_BINS, About, Plan, features, noisy_reach
+from .summary import FEATURES, NOISY_BINS, About, Plan, features, lengths_of, noisy_reach
 
 Floats = NDArray[np.float64]
 
@@ -47,21 +46,44 @@ def read_places(
     for k, one in enumerate(plan.numbers):
         counts = np.rint(total["bins"][k])
         n = max(counts.sum(), 1.0)
-        place = read_phases(total["circles"][k], n, bound)
-        centre = float(counts @ (edges[:-1] + edges[1:])) / 2.0 / n
-        if place[1] < 4.0 * bound:  # to few digits: the last ones of a phase are chance
-            place[0] = np.rint(place[0] / place[1] * 256.0) * place[1] / 256.0
-            centre = float(place[0])
-        far = np.maximum(abs(edges[:-1] - centre), abs(edges[1:] - centre))
-        scale = float(np.exp2(np.ceil(np.log2(max(np.sqrt(counts @ far**2 / n), 1e-300)))))
+        place = read_arcs(np.rint(total["arcs"][k]), n, bound)
+        # about the middle of the bins, or nearer about the place of most values
+        centres = [float(counts @ (edges[:-1] + edges[1:])) / 2.0 / n, float(place[0])]
+        reaches = [_reach(edges, counts, centre) for centre in centres]
+        best = int(place[1] / 4.0 < reaches[0][0])
+        centre, far = centres[best], reaches[best]
+        scale = float(np.exp2(np.ceil(np.log2(max(far[0], 1e-100)))))
         decimals = decimals_of(np.rint(total["strays"][k]))
         bins.append(fine_edges(counts, decimals, (centre, scale), place, bound, splits))
         spread = min(scale, float(place[1]) / 4.0)
-        reach = max(1.0, float(far[counts > 0.0].max(initial=0.0)) / scale)
+        reach = max(1.0, far[1] / scale)
         found.append([n, centre, scale, reach, spread, rows[one.name] > counts.sum(), decimals])
     figures = np.array(found, np.float64).reshape(-1, 7).T
     sizes = np.array([len(one) for one in bins], np.float64)
     return About(*figures, np.concatenate([*bins, np.zeros(0)]), sizes, **more)
+
+
+def _reach(edges: Floats, counts: Floats, centre: float) -> tuple[float, float]:
+    """Return how far values in bins may be from a centre: the root mean square, and the most."""
+    far = np.maximum(abs(edges[:-1] - centre), abs(edges[1:] - centre)) * (counts > 0.0)
+    return float(np.sqrt(counts @ far**2 / max(counts.sum(), 1.0))), float(far.max())
+
+
+def read_arcs(arcs: Floats, n: float, bound: float) -> Floats:
+    """Return where most of n values are, and the length of the last circle that says so.
+
+    On a circle much longer than a column is wide two quarters beside each other have most values.
+    From the longest circle down, as long as they have three quarters of them, these say where the
+    values are, whatever a few far ones do to the mean.
+    """
+    place, last = 0.0, 4.0 * bound
+    for length, counts in zip(lengths_of(bound, len(arcs)), arcs, strict=True):
+        pairs = counts + np.roll(counts, -1)
+        if pairs.max() < 0.75 * n:
+            break
+        here = (pairs.argmax() + 1) / 4.0 * length
+        place, last = here + np.rint((place - here) / length) * length, float(length)
+    return np.array([place, last])
 
 
 @dataclass(frozen=True)
@@ -137,7 +159,7 @@ def read_numbers(found: Totals, bound: float) -> list[Number]:
     for k, (one, edges) in enumerate(zip(found.plan.numbers, about.bins(), strict=True)):
         n, counts, rows = int(found.known[k]), found.bins[k], found.rows[one.name]
         (m, square, cube), (_, variance) = found.powers[k], found.spread(k)
-        biased = (cube - 3.0 * m * square + 2.0 * m**3) / max(square - m * m, 1e-300) ** 1.5
+        biased = (cube - 3.0 * m * square + 2.0 * m**3) / max(square - m * m, 1e-100) ** 1.5
         skewed = n > 2 and variance > 0.0
         skewness = np.sqrt(n * (n - 1.0)) / (n - 2.0) * biased if skewed else np.nan
         mean = about.centre[k] + about.scale[k] * m if n else np.nan
@@ -390,8 +412,8 @@ def plan_sizes(plan: Plan, allowed: Allowance, rows: float) -> tuple[int, int, b
         return CIRCLES, SPLITS, products
     weight = np.log2(rows + 1.0) / 64.0
     first = n * (COARSE + DECIMALS) * weight
-    circles = int(np.clip((allowed.numbers / 3.0 - first) / (2 * n), 0, CIRCLES))
-    taken = first + n * (2 * circles + 3)
+    circles = int(np.clip((allowed.numbers / 3.0 - first) / (4 * n * weight), 0, CIRCLES))
+    taken = first + n * (4 * circles * weight + 3)
     taken += products * sum(len(one) * (len(one) + 1) / 2 + 2 * FEATURES for one in sets)
     splits = int(np.clip((allowed.numbers - taken) / weight / n - 2 * COARSE, 0, SPLITS))
     return circles, splits, products

@@ -17,6 +17,7 @@ Floats = NDArray[np.float64]
 Table = list[list[str]]
 
 _QUARTILES = ("0.25", "0.5", "0.75")
+_ROUGH = 0.25  # quantiles that may be farther off are not shown
 _FIRST_DAY = date(1970, 1, 1)
 
 
@@ -135,7 +136,7 @@ class Figures:
                 cells += [_level(test["p"]), _level(test["corrected"])]
             whole = _centre(one.kind, known, one.mean, one.deviation)
             table.append([f"{one.name}, {title}", whole, *cells])
-            if one.kind != "boolean":
+            if one.kind != "boolean" and one.rank_error <= _ROUGH:
                 low, middle, high = (_value(one.quantiles[q], one.kind) for q in _QUARTILES)
                 table.append(["  median [quartiles]", f"{middle} [{low}, {high}]", *blank])
             if one.gaps:
