@@ -41,7 +41,6 @@ NOISY = Sum("noisy", bound=1.0, sensitivity=1.0)
 
 FEATURES = 16  # random frequencies with which tables are compared
 NOISY_BINS = 32
-_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)

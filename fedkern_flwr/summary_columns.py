@@ -36,7 +36,19 @@ class Common:
     notes: dict[int, list[tuple[str, str]]]
     overlaps: dict[int, Overlap]
 
-    def shared(self, called: Mapping[int, str]) -> list[list[str]]:
+    def tables(self, called: Mapping[int, str], flags: Mapping[int, Any]) -> dict[str, Any]:
+        """Return a table of what is to be said, also by parties, and one of the ids they share."""
+        said = [(p, *note) for p in self.notes for note in self.notes[p]]
+        said += [(p, *flag) for p, answer in flags.items() for flag in answer.get("flags", ())]
+        found = {}
+        if said:
+            heads = ["party", "column", "check"]
+            found["checks"] = [heads, *([called[p], *text] for p, *text in said)]
+        if self.overlaps:
+            found["ids"] = self._shared(called)
+        return found
+
+    def _shared(self, called: Mapping[int, str]) -> list[list[str]]:
         """Return a table of how many ids each pair of parties shares."""
         table = [["shared ids", *(called[p] for p in self.overlaps)]]
         for p, one in self.overlaps.items():
@@ -45,7 +57,9 @@ class Common:
         return table
 
 
-def common_columns(told: Mapping[int, Any], called: Mapping[int, str]) -> Common:
+def common_columns(
+    told: Mapping[int, Any], called: Mapping[int, str], group: str | None = None
+) -> Common:
     """Return the columns of all parties, and what is to be said to whom.
 
     Parameters
@@ -55,11 +69,15 @@ def common_columns(told: Mapping[int, Any], called: Mapping[int, str]) -> Common
         pseudonyms of its ids as they stand (``ids``) and in one spelling (``spelled``).
     called : mapping
         Partition -> how texts call it.
+    group : str, optional
+        A column that must be one of categories.
 
     Raises
     ------
     TableError
         No column is left.
+    OptionError
+        There is no such column of categories.
     """
     kinds: dict[str, dict[int, str]] = {}
     words: dict[str, dict[str, set[int]]] = {}
@@ -95,7 +113,14 @@ def common_columns(told: Mapping[int, Any], called: Mapping[int, str]) -> Common
             remedy="write the cells of a column alike at all parties",
             code="FK-COLUMN-KIND",
         )
-    return Common(Plan(tuple(columns)), notes, _match(told, called, notes))
+    plan = Plan(tuple(columns))
+    if group is not None and group not in [one.name for one in plan.texts]:
+        raise OptionError(
+            f"{group!r} is no column of categories",
+            remedy=f"name one of {', '.join(one.name for one in plan.texts) or 'these'}",
+            code="FK-COLUMN-MISSING",
+        )
+    return Common(plan, notes, _match(told, called, notes))
 
 
 def _match(

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedkern_flwr.errors import OptionError
 from fedkern_flwr.method import Ask, PrivateMethod, Rounds, option
 from fedkern_flwr.planning import allowance
 from fedkern_flwr.secure_sum.membership import default_threshold
@@ -31,8 +30,6 @@ from fedkern_flwr.summary_figures import (
 )
 from fedkern_flwr.summary_report import Figures, compare_groups
 from fedkern_flwr.wire.describe import DescribeReply, check_partitions
-
-_BITS = 64.0
 
 
 class Summary(PrivateMethod):
@@ -98,14 +95,8 @@ class Summary(PrivateMethod):
         self.planned = 6
         told = yield Ask("columns", least=least)
         called = {party.partition: party.called for party in parties}
-        found = common_columns(told, called)
+        found = common_columns(told, called, self.group)
         plan, notes = found.plan, found.notes
-        if self.group is not None and self.group not in [one.name for one in plan.texts]:
-            raise OptionError(
-                f"{self.group!r} is no column of categories",
-                remedy=f"name one of {', '.join(one.name for one in plan.texts) or 'these'}",
-                code="FK-COLUMN-MISSING",
-            )
         allowed = allowance(parties, labels=0, threshold=least)
         circles, splits, products = plan_sizes(plan, allowed, rows)
         if allowed.planned:
@@ -123,13 +114,8 @@ class Summary(PrivateMethod):
         there = self.nodes.contributors.get("moments", [*called])  # the sums less their own rows
         each = {p: {**asked, "notes": notes.get(p, [])} for p in there}
         flags = yield Ask("compare", each, among=there, least=1)
-        checks = [*((p, *note) for p in notes for note in notes[p])]
-        checks += [(p, *flag) for p, answer in flags.items() for flag in answer.get("flags", ())]
-        if checks:
-            heads = ["party", "column", "check"]
-            self.tables_["checks"] = [heads, *([called[p], *text] for p, *text in checks)]
+        self.tables_ = found.tables(called, flags)
         if found.overlaps:
-            self.tables_["ids"] = found.shared(called)
             self.details_["overlap"] = {p: asdict(one) for p, one in found.overlaps.items()}
         totals = Totals(plan, about, total)
         figures = Figures(
