@@ -361,7 +361,7 @@ def read_noisy(
         n, first, second = total["powers"][k] * reach
         n = max(n, 1.0)
         m, q = first / n, second / n
-        spread = np.sqrt(max(q - m * m, 1e-12))
+        spread = np.sqrt(q - m * m) if q > m * m else np.nan  # noise may leave no variance
         bins = np.maximum(total["bins"][k] * reach, 0.0)
         edges = np.linspace(low, high, NOISY_BINS + 1)
         shares = np.append(0.0, np.cumsum(bins)) / max(bins.sum(), 1e-300)

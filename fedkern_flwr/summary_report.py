@@ -139,7 +139,7 @@ class Figures:
             if one.kind != "boolean" and one.rank_error <= _ROUGH:
                 low, middle, high = (_value(one.quantiles[q], one.kind) for q in _QUARTILES)
                 table.append(["  median [quartiles]", f"{middle} [{low}, {high}]", *blank])
-            if one.gaps:
+            if one.gaps > 0:
                 table.append(["  missing, n (%)", _share(one.gaps, one.rows), *blank])
         for name, counts in self.words.items():
             test, known = tests.get(name), float(counts.sum())
@@ -151,7 +151,7 @@ class Figures:
                 if test is not None and k < len(self.names[name]):
                     own = np.array(test["groups"]["counts"])
                     cells = [_share(n[k], n.sum()) for n in own] + ["", ""]
-                if counts[k] or word != "other":
+                if counts[k] > 0.0 or word != "other":
                     table.append([f"  {word}", _share(counts[k], known), *cells])
             if (gaps := self.gaps(name)) > 0:
                 table.append(["  missing", _share(gaps, float(self.rows[name])), *blank])
@@ -195,6 +195,7 @@ def compare_groups(found: Totals) -> dict[str, Any]:
 
 
 def _share(count: float, whole: float) -> str:
+    count = max(count, 0.0)  # noise may leave less
     return f"{count:.0f} ({100.0 * count / max(whole, 1.0):.1f})"
 
 

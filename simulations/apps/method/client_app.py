@@ -20,7 +20,7 @@ from fedkern_flwr.tables.table import with_label
 def arguments(node: Node) -> dict[str, Any]:
     """Read the rows of a client, and those held out; labels and ids where there are any."""
     if client_of(find_method(str(node.run["method"]))).raw:
-        read = node.unencoded(labelled=False)
+        read = node.unencoded(labelled=False, missing="encode")
         table, held = (None if one is None else with_label(one) for one in read)
         found = node.rows(table, held, "x", "ids")
         found |= {"kinds": table.kinds, "categories": table.categories}
