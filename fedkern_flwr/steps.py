@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .errors import CohortError, OptionError, ProtocolError
 from .exchange import SumSpec
 from .failure import Failure
+from .guard.cells import counts
 from .privacy import Budget, plan_sum
 from .secure_sum import Encoding, RunningSum
 from .wire import PhaseMessage
@@ -80,6 +81,11 @@ class Sum:
     def sizes(self) -> dict[str, int]:
         """Key -> how many numbers it has."""
         return {key: int(np.prod(shape)) for key, shape in self.shapes.items()}
+
+    def weight(self, sizes: Mapping[str, int], rows: int) -> float:
+        """Return the weight of a number on average, of so many numbers by key: of counts less."""
+        length, counted = sum(sizes.values()), sum(sizes.get(key, 0) for key in self.counts)
+        return (length - counted + counts(counted, rows)) / max(length, 1)
 
     def split(self, total: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return the totals by key."""

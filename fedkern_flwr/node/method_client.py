@@ -15,7 +15,6 @@ from ..alignment import AlignmentKey, check_alignment_key
 from ..checkpoint import make_private_folder, write_csv
 from ..errors import ProtocolError, SumError, TableError
 from ..guard import counting, refusal
-from ..guard.cells import counts
 from ..guard.rows import OwnRows
 from ..secure_sum.membership import asked
 from ..steps import Sum, split
@@ -266,9 +265,8 @@ class MethodClient(Client):
 
     def weight(self, order: Order, rows: int) -> float:
         """Return the weight of a number on average: of a count it is less."""
-        keys = {one.full_name: one.counts for one in self.marked("contributes")}
-        counted = sum(self.sizes.get(key, 0) for key in keys.get(order.name, ()))
-        return (order.length - counted + counts(counted, rows)) / max(order.length, 1)
+        sums = {one.full_name: one for one in self.marked("contributes")}
+        return sums[order.name].weight(self.sizes, rows) if order.name in sums else 1.0
 
     def _by_name(self, request: MethodRequest) -> PhaseMessage:
         sums = {one.name: (one, f) for one, f in self.marked("contributes").items()}
