@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .secure_gram import GramClient
     from .serving import serve
     from .streaming import StreamClient
+    from .summary import SummaryClient
 
 __all__ = [
     "AlignmentClient",
@@ -32,6 +33,7 @@ __all__ = [
     "RangesClient",
     "SVMClient",
     "StreamClient",
+    "SummaryClient",
     "VerticalKernelClient",
     "serve",
 ]
@@ -46,6 +48,7 @@ _MODULES = {
     "RangesClient": "column_ranges",
     "SVMClient": "hierarchical_svm",
     "StreamClient": "streaming",
+    "SummaryClient": "summary",
     "VerticalKernelClient": "fdskl",
     "serve": "serving",
 }

@@ -86,7 +86,7 @@ Progress = Callable[[int, int, Mapping[str, float]], None]
 #: Methods that keep a budget of privacy, for those who ask others for one.
 KEEP_BUDGETS = (
     "fed-cg with basis fourier, hierarchical-svm with architecture centralised, pof-mkl, pof-rls, "
-    "or kernel-pca"
+    "kernel-pca or summary"
 )
 #: Errors after which a run goes on from its checkpoint, whatever a node advises that knows of none.
 _RESUMED = ("FK-STATE-GONE", "FK-SUM-KEY-NONE", "FK-MESSAGE-SESSION", "FK-PARTIES-LOST")
@@ -154,6 +154,10 @@ class Method(Strategy):
         What was released with noise.
     notes_ : list of str
         What the last run planned within the share of its nodes, for ``result.json``.
+    tables_ : dict
+        Tables to show and to keep beside the result: name -> its heads, then its rows, all texts.
+    details_ : dict
+        More of the result as plain values, for ``result.json``.
     is_secure, simulated : bool
         Whether the run at hand takes secure sums, and whether it is a simulation.
     initial_ : list of ndarray
@@ -304,6 +308,8 @@ class Method(Strategy):
         self.spent_: set[int] = set()
         self.noise_ = Releases()
         self.notes_: list[str] = []
+        self.tables_: dict[str, list[list[str]]] = {}
+        self.details_: dict[str, Any] = {}
 
     # -- what a method adds
 
@@ -433,6 +439,7 @@ class Method(Strategy):
             "privacy": self.privacy(),
         }
         more = {"matched": self.matched(), "notes": self.notes_}
+        more |= {"tables": self.tables_, "details": self.details_}
         return found | {name: value for name, value in more.items() if value}
 
     def matched(self) -> dict[str, Any]:

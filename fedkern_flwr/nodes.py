@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import secrets
 import time
@@ -97,6 +98,10 @@ class Nodes:
         Phase -> node id -> why it did not answer the last request of that phase.
     sums : SecureSum or None
         The secure sums of the run.
+    contributors : dict
+        Name of a sum that was declared -> partitions over which it was opened last.
+    weights : dict
+        Name of a sum that was declared -> weight of a number in it: of counts it is less than 1.
     spoilers : set of int
         Partitions whose masks did not fit in the last sum that could not be opened.
     watch : Watch or None
@@ -136,6 +141,8 @@ class Nodes:
         self.watch: Watch | None = None
         self.listener: Callable[[int, Message], None] | None = None
         self.keeps = self.resumable = False
+        self.contributors: dict[str, list[int]] = {}
+        self.weights: dict[str, float] = {}
         self.spoilers: set[int] = set()
         self._nonces: dict[str, str] = {}  # of a run that is resumed
         self._missed: dict[int, int] = {}
@@ -570,7 +577,10 @@ class Nodes:
             name = full.partition("#")[0]
             if name.startswith(counting.OF_NO_ROWS):
                 continue
-            hidden = unknowns(name, cohort)
+            hidden, numbers = (
+                unknowns(name, cohort),
+                math.ceil(numbers * self.weights.get(name, 1.0)),
+            )
             ratio = numbers / max(hidden, 1)
             if ratio > worst.get(name, (-1.0, {}))[0]:
                 worst[name] = ratio, counting.released(name, numbers, hidden)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .pof_mkl import POFMKL
     from .pof_rls import POFRLS
     from .secure_gram import SecureGram
+    from .summary import Summary
 
 log_in_one_line()
 
@@ -42,6 +43,7 @@ __all__ = [
     "OFMKLAvg",
     "PerFedAvg",
     "SecureGram",
+    "Summary",
 ]
 
 # Imported when they are asked for: a node finds the client of a registered method by its strategy,
@@ -63,6 +65,7 @@ _MODULES = {
     "OFMKLAvg": "baselines",
     "PerFedAvg": "baselines",
     "SecureGram": "secure_gram",
+    "Summary": "summary",
     "Method": "fedkern_flwr.method",
 }
 

@@ -41,6 +41,7 @@ from pooled import (
     kernel_ridge,
     plain_average,
     plain_online,
+    pooled_figures,
     pooled_ranges,
     pooled_svm,
     principal,
@@ -57,6 +58,7 @@ from fedkern_flwr.clients import (
     OnlineKernelClient,
     RangesClient,
     StreamClient,
+    SummaryClient,
     SVMClient,
     VerticalKernelClient,
 )
@@ -82,6 +84,7 @@ from fedkern_flwr.strategies import (
     OFMKLAvg,
     PerFedAvg,
     SecureGram,
+    Summary,
 )
 
 
@@ -497,6 +500,17 @@ def components_of() -> list[Table]:
     return [{"x": x[k, :15], "x_test": x[k, 15:], "ids": ids[k]} for k in range(4)]
 
 
+def texts_and_gaps() -> list[Table]:
+    """Rows of four nodes with numbers, gaps and categories."""
+    rng, about = np.random.default_rng(5), {"columns": ("age", "dose", "ward")}
+    about |= {"kinds": {"ward": "category"}, "categories": {"ward": ("A", "B")}}
+    x = np.stack(
+        [rng.normal(60.0, 9.0, (4, 30)), rng.random((4, 30)), rng.random((4, 30)) > 0.5], 2
+    )
+    x[:, :4, 1] = np.nan
+    return [{"x": x[k], "ids": [f"{k}/{i}" for i in range(30)], **about} for k in range(4)]
+
+
 def overlapping() -> list[Table]:
     """Ids of three parties."""
     return [{"ids": [f"patient {k}" for k in range(i, i + 9)]} for i in (0, 3, 5)]
@@ -692,6 +706,10 @@ WAYS: dict[str, Way] = {
     ),
     "kernel-pca, private": Way(
         KernelPCA, KernelPCAClient, components_of, options={"features": 4, **_BUDGET}
+    ),
+    "summary": Way(
+        Summary, SummaryClient, texts_and_gaps, pooled_figures, 1e-9, {"group": "ward"},
+        paths={"results": "{}"},
     ),
     "align": Way(
         AlignIds, AlignmentClient, overlapping, intersections, paths={"alignment": "{}/tags.npz"}

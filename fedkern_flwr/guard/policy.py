@@ -42,6 +42,7 @@ RULES: Mapping[str, str] = {
     "require_secure_sums": "refuse runs that sum in plain",
     "require_pinned_identities": "refuse runs without pinned identities",
     "max_evaluations": "how often figures about the same held-out rows are reported, in all runs",
+    "report_checks": "report to the server in which columns a summary finds the node unlike others",
     "counting": "more numbers than unknowns over all runs: refuse, or warn",
     "allow_party_change": "let a run have one party more or less than an earlier one",
     "allow_small_sums": "do not count numbers and unknowns",
@@ -85,6 +86,9 @@ class NodePolicy:
         Whether it refuses runs in which it cannot check who the others are.
     max_evaluations : int
         How often figures about the same held-out rows are reported in all runs. With 0 none are.
+    report_checks : bool
+        Whether the server is told in which columns a summary finds this node unlike the others. Its
+        owner reads it in any case.
     counting : {"refuse", "warn"}, optional
         What happens where more numbers would be opened about rows than they have unknowns, over
         all runs. By default ``refuse``; ``warn`` for the sums of a mod, which no limit fits.
@@ -127,6 +131,7 @@ class NodePolicy:
     require_secure_sums: bool = True
     require_pinned_identities: bool = False
     max_evaluations: int = 10
+    report_checks: bool = False
     counting: Counting | None = None
     allow_party_change: bool = False
     allow_small_sums: bool = False

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from zlib import crc32
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
+from ..alignment import AlignmentKey, check_alignment_key
 from ..checkpoint import make_private_folder, write_csv
 from ..errors import ProtocolError, SumError, TableError
 from ..guard import counting, refusal
@@ -19,6 +21,7 @@ from ..steps import Sum, split
 from ..tables import take_frame
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
+from ..wire.sums import Order
 from .client import Answer, Client, Handler
 
 Draw = Callable[[Path, NDArray[np.float64], NDArray[np.float64] | None], object]
@@ -72,6 +75,11 @@ class MethodClient(Client):
         Names of the rows.
     columns : sequence of str, optional
         Names of the features; the server compares a digest of them.
+    kinds, categories : mapping, optional
+        Of a client that takes tables as they are (``raw``): what columns hold that are not numbers,
+        and the names of categories; see :class:`~fedkern_flwr.tables.table.Table`.
+    alignment_key : bytes or AlignmentTags, optional
+        What joins the rows of parties, for handlers that make pseudonyms of ``ids``.
     results : path, optional
         The node's own folder for files that handlers write, see :meth:`write_rows`.
     draw : callable, optional
@@ -86,17 +94,22 @@ class MethodClient(Client):
         What the client remembers from one message to the next: put arrays into ``kept.arrays``.
     delivered : dict
         Name -> total of a sum that belongs to this client, of the message at hand.
+    sizes : dict
+        Of the sum at hand: key -> how many numbers it has.
 
     Raises
     ------
     TableError
-        Rows and labels do not fit, or hold NaN or infinite values.
+        Rows and labels do not fit, or hold infinite values; NaN unless tables are ``raw``.
     """
 
     #: Sums of a run about the same rows that share its budget of privacy.
     releases: ClassVar[int] = 1
     #: Arguments of requests that stay as in the run's first one that has them.
     pinned: ClassVar[tuple[str, ...]] = ()
+    #: Whether it takes its table as it is: gaps are NaN, text is positions among ``categories``,
+    #: labels are a column.
+    raw: ClassVar[bool] = False
     same_parties = True
 
     def __init__(
@@ -110,6 +123,9 @@ class MethodClient(Client):
         ids: Sequence[Any] | None = None,
         ids_test: Sequence[Any] | None = None,
         columns: Sequence[str] = (),
+        kinds: Mapping[str, str] | None = None,
+        categories: Mapping[str, tuple[str, ...]] | None = None,
+        alignment_key: AlignmentKey | None = None,
         results: str | Path | None = None,
         draw: Draw | None = None,
         **common: Any,
@@ -123,9 +139,23 @@ class MethodClient(Client):
         self.x_test = self.x[:0] if x_test is None else self._table(x_test, 2)
         self.y_test = None if y_test is None else self._table(y_test, 1, len(self.x_test))
         self.ids, self.ids_test, self.columns = ids, ids_test, tuple(columns)
+        if self.raw and not self.columns:
+            self.columns = tuple(map(str, range(self.x.shape[1])))
+        if self.columns and len(set(self.columns)) != self.x.shape[1]:
+            raise TableError(
+                f"{self.x.shape[1]} features have {len(set(self.columns))} different names",
+                remedy="name each of them",
+                party=self.name,
+                code="FK-COLUMN-NAMES",
+            )
+        self.kinds, self.categories = dict(kinds or {}), dict(categories or {})
+        if alignment_key is not None:
+            check_alignment_key(alignment_key)
+        self.alignment_key, self.sizes = alignment_key, dict[str, int]()
         self._check_handlers()
         sums = self.marked("contributes")
-        self.adds_noise = bool(sums) and all(one.sensitivity is not None for one in sums)
+        # one without is refused in a run with a budget, as it is ordered
+        self.adds_noise = any(one.sensitivity is not None for one in sums)
 
     # -- for handlers
 
@@ -149,6 +179,12 @@ class MethodClient(Client):
         rows = ([n, *row] for n, row in zip(names, values.tolist(), strict=True))
         write_csv(self.results / f"{name}.csv", [heads, *rows], ends="\n")
 
+    def write_table(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Write a CSV file, heads first, into the node's folder for results, if it has one."""
+        if self.results is not None:
+            make_private_folder(self.results)
+            write_csv(self.results / f"{name}.csv", rows, ends="\n")
+
     def scatter(self, name: str, points: NDArray[np.float64]) -> None:
         """Draw a scatter plot of its own rows, shape (n, 2 or more), where it can."""
         if self.results is not None and self.draw is not None and points.shape[1] > 1:
@@ -165,13 +201,23 @@ class MethodClient(Client):
         """Return the rows of the table."""
         parts = [
             tuple(a for a in pair if a is not None)
-            for pair in ((self.x, self.y), (self.x_test, self.y_test))
+            for pair in ((self._named(self.x), self.y), (self._named(self.x_test), self.y_test))
         ]
         ids = self.ids
         if ids is not None:
             held = range(len(self.x_test)) if self.ids_test is None else self.ids_test
             ids = [*ids, *held]
         return OwnRows(parts, ids, learned=len(self.x))
+
+    def _named(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return rows whose categories do not depend on which others the table has."""
+        found = x.copy() if self.categories else x
+        for name, words in self.categories.items():
+            k = self.columns.index(name)
+            known = np.isfinite(x[:, k])
+            digests = np.array([crc32(word.encode()) for word in words], np.float64)
+            found[known, k] = digests[x[known, k].astype(np.intp)]
+        return found
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Tell partition, role and the size of the table."""
@@ -181,7 +227,7 @@ class MethodClient(Client):
             features=self.x.shape[1],
             test_rows=len(self.x_test),
             columns=columns_digest(self.columns),
-            binary=counting.binary_columns(self.x, *labels),
+            binary=counting.binary_columns(np.nan_to_num(self.x), *labels),
         )
 
     def saved_state(self, session: str, number: int) -> Path | None:
@@ -193,6 +239,11 @@ class MethodClient(Client):
         rounds = [int(file.stem.rsplit("-", 1)[1]) for file in known]
         last = max((n for n in rounds if n <= number), default=number)
         return self.state_path(session, f"-round-{last}.state")
+
+    @property
+    def session(self) -> str:
+        """Name of the run at hand."""
+        return str(self._request.session)
 
     @property
     def delivered(self) -> Mapping[str, NDArray[Any]]:
@@ -211,6 +262,11 @@ class MethodClient(Client):
         given, sizes = unpack(request.plain, request.given, party="server")
         self.pin_options({name: given[name] for name in self.pinned if name in given})
         return given, sizes
+
+    def weight(self, order: Order, rows: int) -> float:
+        """Return the weight of a number on average: of a count it is less."""
+        sums = {one.full_name: one for one in self.marked("contributes")}
+        return sums[order.name].weight(self.sizes, rows) if order.name in sums else 1.0
 
     def _by_name(self, request: MethodRequest) -> PhaseMessage:
         sums = {one.name: (one, f) for one, f in self.marked("contributes").items()}
@@ -236,7 +292,8 @@ class MethodClient(Client):
     ) -> MethodReply:
         """Check the order, then add the terms to the sum."""
         sums, name = self.secure_sums, what.full_name
-        given, sizes = self._given(request)
+        given, self.sizes = self._given(request)
+        sizes = self.sizes
         cohort, counts = sums.cohort(name), sums.party.state.counts
         rows = [counts[member][what.held_out] for member in cohort.members]
         about: Any = {"least": cohort.threshold, "releases": self.releases}
@@ -260,8 +317,10 @@ class MethodClient(Client):
             terms = self.figures(name, held, terms, total=name, trained=trained)
         else:
             self.record.helped = True
-        question = "" if self.budget is None else asked(request.plain, *request.given)
-        sums.contribute(name, terms, release=question)
+        # masks cancel among those who were asked the same: nobody is summed with a decoy
+        same = asked(request.plain, *request.given)
+        question = "" if self.budget is None else same
+        sums.contribute(name, terms, release=question, common=same.encode())
         return MethodReply(round=request.round, given=())
 
     def _tell(self, request: MethodRequest, method: Callable[..., Any]) -> MethodReply:
@@ -303,8 +362,12 @@ class MethodClient(Client):
                 party=self.name,
                 code="FK-SHAPE-DIFFERS",
             )
-        if not np.isfinite(table).all():
-            raise TableError("NaN or infinite values", party=self.name, code="FK-VALUES-FINITE")
+        if np.isinf(table).any() or not (self.raw or np.isfinite(table).all()):
+            raise TableError(
+                "infinite values" if self.raw else "NaN or infinite values",
+                party=self.name,
+                code="FK-VALUES-FINITE",
+            )
         return table
 
 

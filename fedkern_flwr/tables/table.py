@@ -110,6 +110,43 @@ class Table:
         )
 
 
+_CLASSES = 20  # whole labels of more values are numbers
+
+
+def with_label(table: Table) -> Table:
+    """Return a table whose labels are its last column: categories where they are classes.
+
+    Raises
+    ------
+    ColumnError
+        A feature has the name of the label.
+    """
+    if table.y is None:
+        return table
+    name, values = table.label or "label", np.asarray(table.y, np.float64)
+    if name in table.columns:
+        raise ColumnError(
+            f"a feature is named {name!r}, as the label is",
+            remedy="rename it",
+            code="FK-NAMES-LABEL",
+        )
+    found = np.unique(values[np.isfinite(values)])
+    kinds, categories = dict(table.kinds), dict(table.categories)
+    if table.classes or (len(found) <= _CLASSES and (found == np.rint(found)).all()):
+        kinds[name] = "category"
+        categories[name] = table.classes or tuple(f"{one:g}" for one in found)
+        values = values if table.classes else _positions(values, found)
+    x = np.column_stack([table.x, values])
+    columns = (*table.columns, name)
+    return replace(table, x=x, y=None, columns=columns, kinds=kinds, categories=categories)
+
+
+def _positions(values: Floats, found: Floats) -> Floats:
+    """Return the places of values among those that there are, NaN for a gap."""
+    places = np.searchsorted(found, values).astype(np.float64)
+    return np.asarray(np.where(np.isfinite(values), places, np.nan))
+
+
 def copies(ids: NDArray[Any], columns: Sequence[Any]) -> NDArray[np.bool_]:
     """Tell which rows stand above already: with the same id, and the same in each column."""
     _, of, times = np.unique(ids, return_inverse=True, return_counts=True)

@@ -28,7 +28,14 @@ from ..run.options import Option, of_fields
 from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
 from .options import by_method
-from .run import all_notes, held_out_plots, prepare_data, run_options, save_result
+from .run import (
+    all_notes,
+    held_out_plots,
+    prepare_data,
+    run_options,
+    save_result,
+    show_tables,
+)
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
 _OF_SIMULATIONS = {"engine", "ray_address", "explain_columns", "check_pooled", "track", "drop"}
@@ -309,6 +316,7 @@ def _again(folder: RunFolder, name: str) -> str:
 
 def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
     own = family(result["method"])
+    show_tables(screen, result)
     screen.table(
         f"{method(result['method']).title}: {own.size(result['config'])}, deployed with TLS and "
         "node authentication",

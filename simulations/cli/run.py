@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from rich.markup import escape
 
+from fedkern_flwr.checkpoint import write_csv
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.fitted import PREDICTOR
 from fedkern_flwr.progress import Part
@@ -29,6 +30,8 @@ from ..run.run_folder import ARTIFACTS, RunFolder
 from ..run.tracking import Track, TrackOptions, check_tracker, tracking
 from .console import Screen
 from .options import by_method
+
+_WIDEST = 9  # columns of a table that is shown
 
 
 def run_options(name: str) -> list[Option]:
@@ -200,7 +203,10 @@ def save_result(
 ) -> dict[str, Any]:
     """Save what a run found, with its settings and the files beside it; return all of it."""
     whole = {"predictor": PREDICTOR} if (folder.path / PREDICTOR).is_file() else {}
-    listed = {**ARTIFACTS, **whole, **artifacts, "report": REPORT}
+    written = {f"{name}_table": f"{name}.csv" for name in found.get("tables", {})}
+    for name, rows in found.get("tables", {}).items():
+        write_csv(folder.path / f"{name}.csv", rows)
+    listed = {**ARTIFACTS, **whole, **written, **artifacts, "report": REPORT}
     result = {**_result(config, prepared, found), "artifacts": listed}
     rows = family(config["method"]).rows(result)
     write_run_report(folder.path, *_heads(result), rows, result)
@@ -265,7 +271,16 @@ def _explain(screen: Screen, values: dict[str, Any], columns: list[dict[str, Any
         screen.table("What became of the columns", titles, rows, text=3)
 
 
+def show_tables(screen: Screen, result: Mapping[str, Any]) -> None:
+    """Show the tables that a method made, but for wide ones, which are in files."""
+    for name, (heads, *rows) in result.get("tables", {}).items():
+        if len(heads) <= _WIDEST:
+            cells = [[escape(cell) for cell in row] for row in rows]
+            screen.table(name.capitalize(), [escape(head) for head in heads], cells)
+
+
 def _show(screen: Screen, result: dict[str, Any]) -> None:
+    show_tables(screen, result)
     rows = family(result["method"]).rows(result)
     screen.table(": ".join(_heads(result)), ["", "value"], rows)
 

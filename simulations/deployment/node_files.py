@@ -6,6 +6,7 @@ import csv
 import io
 import secrets
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ _SECRETS = ("alignment_key", "landmark_seed", "frequency_seed")
 _SECRET_BYTES = 32
 _PLAIN = ("role", "group", "block", "label_bound", "allow_single")
 _ID, _LABEL = "id", "label"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Secrets:
@@ -144,7 +146,10 @@ def _write_table(path: Path, own: Mapping[str, Any], part: str, identity: str, l
         columns.append((identity, [str(i) for i in ids]))
     if x is not None:
         names = own.get("columns") or tuple(map(str, range(np.shape(x)[1])))
-        columns += [(n, _numbers(c)) for n, c in zip(names, np.asarray(x).T, strict=True)]
+        for name, values in zip(names, np.asarray(x).T, strict=True):
+            kind = (own.get("kinds") or {}).get(name, "number")
+            words = (own.get("categories") or {}).get(name, ())
+            columns.append((name, _cells(values, kind, words)))
     if y is not None and label:
         columns.append((label, _labels(y, own.get("classes") or ())))
     write_atomically(path, _csv(columns), private=True)
@@ -188,6 +193,19 @@ def _write_pairs(path: Path, matrix: Any, own: Mapping[str, Any]) -> None:
 def _numbers(values: Any) -> list[str]:
     """Write numbers so that they are read back bit for bit; NaN as an empty cell."""
     return ["" if v != v else repr(v) for v in np.asarray(values, np.float64).tolist()]
+
+
+def _cells(values: Any, kind: str, words: Sequence[str]) -> list[str]:
+    """Write a column as a file has it: categories by their names, truths and dates as text."""
+    if kind == "number":
+        return _numbers(values)
+
+    def text(value: float) -> str:
+        if kind == "date":
+            return (_EPOCH + timedelta(seconds=value)).isoformat()
+        return words[int(value)] if kind == "category" else str(bool(value)).lower()
+
+    return ["" if v != v else text(v) for v in np.asarray(values, np.float64).tolist()]
 
 
 def _csv(columns: Sequence[tuple[str, Sequence[str]]]) -> bytes:

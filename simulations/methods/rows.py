@@ -18,15 +18,16 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.method import Method, PrivateMethod
 from fedkern_flwr.options import declared
 from fedkern_flwr.registered import client_of, find_method, registered
-from fedkern_flwr.tables.table import Table, drop_constant_columns
+from fedkern_flwr.tables.table import Table, drop_constant_columns, with_label
 
 from ..run.data import Prepared, TableSettings, held_out_of, hold_out
+from ..run.entries import Entry
 from ..run.format import figure
 from ..run.options import of_settings
 from ..run.splits import Split, split_rows
 from .base import Config, Family, Kept
 from .common import COSTS, Column
-from .dealt_data import NodeClients
+from .dealt_data import NodeClients, alignment_key
 from .new_rows import Parts
 
 Missing = Literal["encode", "error", "drop-row"]
@@ -78,6 +79,7 @@ class RowData(Prepared):
     """Tables ready for a method of rows."""
 
     tables: tuple[dict[str, Any], ...]
+    raw: tuple[dict[str, Any], ...]
     encoder: Encoder
     notes: tuple[str, ...]
 
@@ -88,9 +90,10 @@ class RowData(Prepared):
 
     def client_fn(self, strategy: Method, state_dir: Path | None = None) -> NodeClients:
         """Return what builds the clients of a method."""
+        kind = client_of(type(strategy))
         return NodeClients(
-            kind=client_of(type(strategy)),
-            table=self.tables.__getitem__,
+            kind=kind,
+            table=(self.raw if kind.raw else self.tables).__getitem__,
             state_dir=state_dir,
             simulated=partial(_simulated, state_dir),
             configured=_configured,
@@ -134,7 +137,8 @@ def prepare(settings: RowSettings) -> RowData:
     if settings.files is not None:
         tests = held_out_of(whole, table)
     held_names = _names_of_held(whole, table, len(x_test))
-    given = []
+    given, raw, plain = [], list[dict[str, Any]](), with_label(table)
+    about = {"columns": plain.columns, "kinds": plain.kinds, "categories": plain.categories}
     for rows, held in zip(parts, tests, strict=True):
         own: dict[str, Any] = {"x": x[rows], "x_test": x_test[held], "columns": encoder.outputs}
         if table.y is not None:
@@ -143,7 +147,11 @@ def prepare(settings: RowSettings) -> RowData:
             own["ids"] = [str(name) for name in np.asarray(table.ids)[rows]]
             own["ids_test"] = held_names[held].tolist()
         given.append(own)
-    return RowData(tuple(given), encoder, (*table.notes, *encoder.left_out(table)))
+        ids: dict[str, Any] = {}
+        if "ids" in own:
+            ids = {"ids": own["ids"], "alignment_key": alignment_key(settings.seed)}
+        raw.append({"x": plain.x[rows], **about, **ids})
+    return RowData(tuple(given), tuple(raw), encoder, (*table.notes, *encoder.left_out(table)))
 
 
 def _names_of_held(whole: Table, left: Table, number: int) -> NDArray[np.str_]:
@@ -196,6 +204,18 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
                 "the data has no labels", remedy="name them with --label", code="FK-LABELS-MISSING"
             )
 
+    def outcome(self, strategy: Method) -> dict[str, Any]:
+        """Return how many clients there were at the end, and the tables of the method."""
+        found = {"tables": strategy.tables_, "details": strategy.details_}
+        own = {name: one for name, one in found.items() if one}
+        return {"survivors": len(strategy.nodes.active()), **own}
+
+    def summarise(self, entry: Entry) -> dict[str, Any]:
+        """Average the results of an entry's draws; tables are those of the first."""
+        first = entry.results[0]
+        kept = {name: first[name] for name in ("tables", "details") if name in first}
+        return {**super().summarise(entry), **kept}
+
     def whole_model(self, strategy: Method, prepared: RowData, kept: Kept) -> Parts:
         """Return the model that the server has."""
         found = strategy.fitted()
@@ -211,10 +231,6 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
         budget = declared(PrivateMethod).keys() - {"privacy_epsilon"}
         return frozenset({"clients", *(own - budget)})
 
-    def outcome(self, strategy: Method) -> dict[str, Any]:
-        """Return how many clients there were at the end."""
-        return {"survivors": len(strategy.nodes.active())}
-
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of clients and rows."""
         rows = f"{sum(facts['rows'])} rows"
@@ -229,9 +245,14 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
         return [[shown.get(name, name), _written(metrics[name])] for name in ordered]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the plots that the simulated nodes drew of their own rows."""
+        """Draw what a summary found; return that, and what the simulated nodes drew."""
         found = sorted((folder.parent / "nodes").glob("*/*.png"))
-        return {f"node_{path.parent.name}_{path.stem}": path for path in found}
+        drawn = {f"node_{path.parent.name}_{path.stem}": path for path in found}
+        if "columns" not in summary.get("details", {}):
+            return drawn
+        from ..run.summary_plots import plot_summary
+
+        return {**plot_summary(folder, summary["details"]), **drawn}
 
 
 def scatter_plot() -> Callable[..., object] | None:

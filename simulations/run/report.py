@@ -206,7 +206,11 @@ def write_run_report(
         own = name.plain.strip()
         facts[own] = f"{facts[own]}\n{value}" if own in facts else value
     red = frozenset(name.plain.strip() for name, _ in named if name.spans)
-    blocks: list[Block] = [FactsBlock("Figures", facts, red)]
+    blocks: list[Block] = [
+        TableBlock(name.capitalize(), heads, cells)
+        for name, (heads, *cells) in result.get("tables", {}).items()
+    ]
+    blocks.append(FactsBlock("Figures", facts, red))
     if seconds := result.get("seconds_by_part"):
         parts = [(*_PARTS[name], value) for name, value in seconds.items()]
         blocks.append(BarBlock("Time of the command by part", parts))

@@ -484,11 +484,13 @@ def test_what_is_no_command_is_refused(typed: str, code: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_who_keeps_no_budget_says_which_do(name: str) -> None:
+def test_who_keeps_no_budget_says_which_do(name: str, tmp_path: Path) -> None:
     if hasattr(CLASSES[name], "privacy_epsilon"):
         assert "privacy_epsilon" in parsed(name)
         more: dict[str, Any] = {"fed-cg": {"basis": "fourier"}}
         more["hierarchical-svm"] = {**FLAT, "C": 1.0}
+        (tmp_path / "bounds.json").write_text('{"age": [0, 120]}')
+        more["summary"] = {"bounds": str(tmp_path / "bounds.json")}
         made = CLASSES[name](privacy_epsilon=2.0, **more.get(name, {}))
         assert made.budget_report()["budget"]["epsilon"] == 2.0
         return

@@ -125,6 +125,7 @@ class CommandLine:
             "secure-gram": ratings,
             "fed-cfk": ratings,
             "hierarchical-svm": [*raw, "--users", "6", "--groups", "2"],
+            "summary": ["--clients", "3"],
             "kernel-pca": ["--test-size", "0.2", "--clients", "3", "--features", "10"],
         }
         if method in ("fed-cg", "fdskl"):  # two classes

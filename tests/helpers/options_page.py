@@ -25,6 +25,7 @@ PAGES = {
     "secure-gram": ("Secure Gram and FedCFK", "secure-gram fed-cfk"),
     "hierarchical-svm": ("HierarchicalSVM", "hierarchical-svm"),
     "kernel-pca": ("Kernel PCA", "kernel-pca"),
+    "summary": ("Summary", "summary"),
 }
 #: What the papers call an option, or the value that is theirs.
 SYMBOLS: dict[str, dict[str, str]] = {

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
+from scipy import stats
 from scipy.spatial.distance import cdist
 from scipy.special import logsumexp
 from sklearn.decomposition import PCA
@@ -441,6 +442,21 @@ def principal(found: Any) -> Pairs:
     ids = stacked(tables, "ids")
     expected = pooled.transform(z(stacked(tables))[:, 0])
     yield np.abs(outputs(found, ids)), np.abs(expected)
+
+
+def pooled_figures(found: Any) -> Pairs:
+    """Summary: means, deviations and skewness of all rows, groups and correlations."""
+    strategy, x = found.strategy, stacked(found.sites.tables)
+    known = [column[np.isfinite(column)] for column in x.T[:2]]
+    yield strategy.model_["mean"], [column.mean() for column in known]
+    yield strategy.model_["deviation"], [column.std(ddof=1) for column in known]
+    yield strategy.model_["skewness"], [stats.skew(column, bias=False) for column in known]
+    whole = x[np.isfinite(x).all(axis=1)]
+    yield strategy.model_["correlations 0"][0, 1], np.corrcoef(whole.T)[0, 1]
+    yield strategy.model_["counts ward"], [(x[:, 2] == 0).sum(), (x[:, 2] == 1).sum(), 0]
+    test = strategy.details_["groups"]["tests"][0]
+    groups = (x[x[:, 2] == k, 0] for k in (0, 1))
+    yield (test["statistic"], test["p"]), stats.ttest_ind(*groups, equal_var=False)
 
 
 def pooled_svm(found: Any) -> Pairs:

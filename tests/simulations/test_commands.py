@@ -86,6 +86,12 @@ PROMISES = dict.fromkeys(ONLINE, STREAMS) | {
         {"explained": (0.9, 1.0), "test_explained": (0.9, 1.0)},
         tuple(f"node_{k}_projections" for k in range(3)), plain=True,
     ),
+    "summary": Promise(
+        8, 3, 0, "3 clients, 150 rows", "sums of at least 3 of 3 clients",
+        {"rows": (150, 150), "columns": (5, 5), "rank_error": (0.0, 0.1)},
+        ("histograms_plot", "correlations_1_plot", "summary_table", "columns_table"),
+        seeded=False, plain=True,
+    ),
 }  # fmt: skip
 #: What parties of a small run turn out to hold.
 MATCHED: dict[str, dict[str, Any]] = {
@@ -99,7 +105,7 @@ KEYS |= {"bytes_up", "bytes_down", "seconds", "survivors", "failures", "privacy"
 PARTS = ["read", "collect", "train", "judge", "plots"]
 TRAINING = ("fdskl", "fed-cg", "hierarchical-svm", "pof-mkl", "pof-rls")
 #: Whose model ranks items, or is a matrix of rows without labels.
-NOT_WHOLE = ("secure-gram", "fed-cfk")
+NOT_WHOLE = ("secure-gram", "fed-cfk", "summary")
 
 
 # --- What a run prints and leaves -----------------------------------------------------------

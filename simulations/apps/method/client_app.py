@@ -14,18 +14,25 @@ from fedkern_flwr.method import MethodClient
 from fedkern_flwr.registered import client_of, find_method
 from fedkern_flwr.scaling import scale_by_ranges
 from fedkern_flwr.simulations.apps.node import Node, client_maker
+from fedkern_flwr.tables.table import with_label
 
 
 def arguments(node: Node) -> dict[str, Any]:
     """Read the rows of a client, and those held out; labels and ids where there are any."""
-    if "encoder" in node.config:
+    if client_of(find_method(str(node.run["method"]))).raw:
+        read = node.unencoded(labelled=False, missing="encode")
+        table, held = (None if one is None else with_label(one) for one in read)
+        found = node.rows(table, held, "x", "ids")
+        found |= {"kinds": table.kinds, "categories": table.categories}
+    elif "encoder" in node.config:
         table, held = node.encoded(common=True, labelled=False, missing="encode")
+        found = node.rows(table, held, "x", "y", "ids")
     else:
         table, held = node.tables(labelled=False)
-    found = node.rows(table, held, "x", "y", "ids")
-    if ranges := node.config.get("ranges"):
-        for name in found.keys() & {"x", "x_test"}:
-            found[name] = scale_by_ranges(found[name], table.columns, ranges)
+        found = node.rows(table, held, "x", "y", "ids")
+        if ranges := node.config.get("ranges"):
+            for name in found.keys() & {"x", "x_test"}:
+                found[name] = scale_by_ranges(found[name], table.columns, ranges)
     for name in found.keys() & {"ids", "ids_test"}:
         found[name] = None if found[name] is None else [str(one) for one in found[name]]
     return {name: value for name, value in found.items() if value is not None}
@@ -44,5 +51,6 @@ def plot(*what: Any) -> None:
     plot_scatter(*what)
 
 
-make_client = client_maker(method_client, arguments, own_table, keys=("results",), simulated="")
+KEYS = ("results", "alignment-key")
+make_client = client_maker(method_client, arguments, own_table, keys=KEYS, simulated="")
 app = serve(make_client)

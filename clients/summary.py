@@ -1,0 +1,164 @@
+"""The client of a summary: what it adds of its columns, and how it compares itself with others."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import astuple
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.alignment import AlignmentTags, hash_ids, plain_ids, sort_order
+from fedkern_flwr.errors import TableError
+from fedkern_flwr.guard import refusal
+from fedkern_flwr.method import MethodClient, answers, contributes
+from fedkern_flwr.summary import (
+    MOMENTS,
+    NOISY,
+    PLACES,
+    About,
+    Plan,
+    as_summed,
+    moments,
+    noisy_terms,
+    places,
+)
+from fedkern_flwr.summary_columns import near_name
+from fedkern_flwr.summary_figures import Difference, Totals, compare_with_others
+
+logger = logging.getLogger("fedkern_flwr")
+
+Floats = NDArray[np.float64]
+
+
+class SummaryClient(MethodClient):
+    """Client of :class:`~fedkern_flwr.strategies.Summary`.
+
+    It takes the table as it is: gaps are NaN, text is positions among ``categories``. It writes
+    ``comparison.csv`` into its folder for results: how its columns differ from those of the others.
+    """
+
+    labels_of_row = 0
+    raw = True
+    pinned = ("plan", "bound", "group", "seed")
+
+    @answers("columns")
+    def describe_columns(self) -> dict[str, Any]:
+        """Return names and kinds of its columns, categories of enough rows, and pseudonyms."""
+        words = {name: self._enough(name) for name in self.categories}
+        kinds = [self.kinds.get(name, "number") for name in self.columns]
+        found = {"names": list(self.columns), "kinds": kinds, "words": words}
+        if self.ids is None or self.alignment_key is None:
+            return found
+        exact = isinstance(self.alignment_key, AlignmentTags)  # no other spelling has a tag
+        ids = {"ids": self.ids, "spelled": self.ids if exact else plain_ids(self.ids)}
+        for name, texts in ids.items():
+            hashes = hash_ids(texts, self.alignment_key, self.session)
+            found[name] = hashes[sort_order(hashes)].view(np.uint32)
+        return found
+
+    @contributes(PLACES)
+    def add_places(self, plan: str, bound: float, circles: int) -> dict[str, Any]:
+        """Return counts of the values of its columns in public bins."""
+        whole, own = self._own(plan)
+        for one in whole.numbers:
+            values = own.get(one.name, np.zeros(0))
+            if np.abs(values[np.isfinite(values)]).max(initial=0.0) > bound:
+                raise self.unfit(
+                    TableError(
+                        f"column {one.name!r} has values beyond the public bound of {bound:g}",
+                        remedy="write it in larger units, or raise the option bound",
+                        party=self.name,
+                        code="FK-VALUES-BOUND",
+                    )
+                )
+        return places(whole, own, bound, circles)
+
+    @contributes(MOMENTS)
+    def add_moments(self, plan: str, **about: Any) -> dict[str, Any]:
+        """Return powers, products and finer bins of its columns."""
+        return moments(*self._own(plan), About(**about))
+
+    @contributes(NOISY)
+    def add_noisy(self, plan: str) -> dict[str, Any]:
+        """Return all figures at once, of public columns, clipped to their ranges."""
+        return noisy_terms(*self._own(plan))
+
+    @answers("compare")
+    def compare(self, plan: str, notes: list[Any], **given: Any) -> dict[str, Any] | None:
+        """Compare its columns with those of the others, for its owner; flag them if that is so."""
+        whole, own = self._own(plan)
+        totals = {name: given.pop(name) for name in [*given] if name.startswith("of_")}
+        about = About(**given)
+        terms = moments(whole, own, about)
+        rest = {name: totals[f"of_{name}"] - part for name, part in terms.items()}
+        mine, others = (Totals(whole, about, one) for one in (terms, rest))
+        found = compare_with_others(own, mine, others)
+        found += [Difference(name, "names", np.nan, np.nan, text) for name, text in notes]
+        found += self._unknown_words(whole)
+        for one in found:
+            if one.text:
+                logger.warning("%s: %s: %s", self.name, one.column or one.check, one.text)
+        heads = ["column", "check", "value", "p", "text"]
+        self.write_table("comparison", [heads, *([*map(str, astuple(one))] for one in found)])
+        if not self.policy.report_checks:
+            return None
+        return {
+            "flags": [[one.column, one.text] for one in found if one.text and one.check != "names"]
+        }
+
+    def _enough(self, name: str) -> list[str]:
+        """Return the categories of a column that enough of its rows have; others stay unnamed."""
+        codes, names = self.x[:, self.columns.index(name)], self.categories.get(name, ())
+        counts = np.bincount(codes[np.isfinite(codes)].astype(int), minlength=len(names))
+        least = max(1, self.policy.min_sum_rows)
+        return [word for word, n in zip(names, counts, strict=True) if n >= least]
+
+    def _unknown_words(self, plan: Plan) -> list[Difference]:
+        """Return what is to be said of its categories that are not counted by their names."""
+        found = []
+        for one in plan.texts:
+            names = self.categories.get(one.name, ())
+            shared = [word for word in one.words if word in names]
+            missing = [word for word in one.words if word not in names]
+            for word in names:
+                if word not in one.words and (like := near_name(word, missing or shared)):
+                    text = f"category {word!r} is among the others; it may be {like!r}"
+                    found.append(Difference(one.name, "categories", np.nan, np.nan, text))
+        return found
+
+    def _own(self, told: str) -> tuple[Plan, dict[str, Floats]]:
+        """Return the columns of the run, and the values of those that this node adds.
+
+        A column that fewer parties hold than the policy asks for is not added: its sum would be
+        theirs. Its own rows alone hide where parties hold different columns.
+        """
+        plan, own = Plan.read(told), dict[str, Floats]()
+        least = self.policy.min_parties or self.enough_parties
+        self.rows_chosen = any(len(one.holders) < self.partitions for one in plan.columns)
+        for one in plan.columns:
+            if self.partition not in one.holders or one.name not in self.columns:
+                if self.partition in one.holders and not one.range:
+                    raise refusal("a column that it does not have", code="FK-COLUMNS-DIFFER")
+                continue
+            if len(one.holders) < least and not (self.simulated or self.allow_single):
+                logger.warning(
+                    "column %r is held by %d parties only: it is not summed",
+                    one.name,
+                    len(one.holders),
+                )
+                continue
+            values = self.x[:, self.columns.index(one.name)]
+            if one.kind == "category":
+                names, told = self.categories.get(one.name, ()), self._enough(one.name)
+                places = [one.words.index(w) if w in one.words else len(one.words) for w in names]
+                places = [
+                    p if w in told else len(one.words) for p, w in zip(places, names, strict=True)
+                ]
+                codes = np.nan_to_num(values, nan=len(names)).astype(int)
+                values = np.array([*places, np.nan])[codes]
+            else:
+                values = as_summed(values, one.kind)
+            own[one.name] = values
+        return plan, own

@@ -1,0 +1,313 @@
+"""Statistics of tables that stay where they are: the sums, what a node adds, what they say.
+
+Columns are those of all parties together; a party adds zeros for one that it does not hold. The
+first sum counts values in public bins and finds out where most of them are
+(:mod:`.encoding.columns`). The second has powers and products about that place, and finer bins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .encoding.columns import (
+    COARSE,
+    DAY,
+    DECIMALS,
+    coarse_edges,
+    count_bins,
+    count_strays,
+)
+from .plain_text import read_json
+from .steps import Sum
+
+Floats = NDArray[np.float64]
+Terms = dict[str, Any]
+
+#: Counts of rows in public bins, and on circles.
+PLACES = Sum("places", bound=1.0, counts=("rows", "bins", "strays", "arcs"))
+#: Powers and products, each over the number of values of all parties, or its root; finer bins.
+MOMENTS = Sum(
+    "moments",
+    bound=1.0,
+    per="client",
+    products="products",
+    triangle=True,
+    counts=("rows", "words", "bins", "groups", "cross"),
+)
+#: All at once, of public columns, in units of :func:`noisy_reach`.
+NOISY = Sum("noisy", bound=1.0, sensitivity=1.0)
+
+FEATURES = 16  # random frequencies with which tables are compared
+NOISY_BINS = 32
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its name, what it holds, the partitions that have it, and its categories.
+
+    Of a run with a budget ``words`` are the public categories, and ``range`` the public range.
+    """
+
+    name: str
+    kind: str
+    holders: tuple[int, ...]
+    words: tuple[str, ...] = ()
+    range: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The columns of a run, in the order in which they are summed."""
+
+    columns: tuple[Column, ...]
+
+    def write(self) -> str:
+        """Return it as a text, for a request."""
+        return json.dumps([astuple(one) for one in self.columns])
+
+    @classmethod
+    def read(cls, text: str) -> Plan:
+        """Read what :meth:`write` returned."""
+        found = read_json(text)
+        return cls(tuple(Column(n, k, tuple(h), tuple(w), tuple(r)) for n, k, h, w, r in found))
+
+    @cached_property
+    def numbers(self) -> list[Column]:
+        """Columns of numbers, booleans and dates; dates count in days."""
+        return [one for one in self.columns if one.kind != "category"]
+
+    @cached_property
+    def texts(self) -> list[Column]:
+        """Columns of categories."""
+        return [one for one in self.columns if one.kind == "category"]
+
+    def sets(self, products: bool = True) -> list[list[int]]:
+        """Return the positions among the numbers of those that the same parties hold."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for k, one in enumerate(self.numbers):
+            found.setdefault(one.holders, []).append(k)
+        return [places for places in found.values() if products and len(places) > 1]
+
+    def beside(self, group: str) -> tuple[list[int], list[Column]]:
+        """Return the numbers, and the other categories, whose holders are those of a column."""
+        one = next((c for c in self.texts if c.name == group), None)
+        if one is None:
+            return [], []
+        numbers = [k for k, c in enumerate(self.numbers) if c.holders == one.holders]
+        return numbers, [c for c in self.texts if c.holders == one.holders and c != one]
+
+
+def as_summed(values: Floats, kind: str) -> Floats:
+    """Return a column as it is summed: dates in days, others as they are."""
+    return values / DAY if kind == "date" else values
+
+
+def _one_hot(values: Floats, size: int) -> Floats:
+    """Return a column for each of so many categories, with zeros for gaps and others."""
+    return np.asarray(values[:, None] == np.arange(size), np.float64)
+
+
+# -- the first sum
+
+
+def place_shapes(plan: Plan, circles: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of :func:`places`."""
+    n = len(plan.numbers)
+    shapes = {"rows": (len(plan.columns),), "bins": (n, COARSE), "strays": (n, DECIMALS)}
+    return {**shapes, "arcs": (n, circles, 4)}
+
+
+def places(plan: Plan, own: Mapping[str, Floats], bound: float, circles: int) -> Terms:
+    """Return rows, bins, strays and arcs of the columns that a node holds; zeros of others."""
+    found = {name: np.zeros(shape) for name, shape in place_shapes(plan, circles).items()}
+    found["rows"][:] = count_rows(plan, own)
+    for k, one in enumerate(plan.numbers):
+        if one.name in own:
+            values = own[one.name]
+            found["bins"][k] = count_bins(values, coarse_edges(bound))
+            found["strays"][k] = count_strays(values)
+            found["arcs"][k] = count_arcs(values, bound, circles)
+    return found
+
+
+def lengths_of(bound: float, circles: int) -> Floats:
+    """Return the lengths of circles, from the longest on, each half of the one before."""
+    return np.asarray(4.0 * bound * 2.0 ** -np.arange(circles))
+
+
+def count_arcs(values: Floats, bound: float, circles: int) -> Floats:
+    """Return how many values are in each quarter of circles, shape (circles, 4)."""
+    turns = values[np.isfinite(values)] / lengths_of(bound, circles)[:, None] % 1.0
+    quarters = np.minimum(4.0 * turns, 3.0).astype(np.intp)
+    return np.array([np.bincount(one, minlength=4) for one in quarters]).reshape(circles, 4)
+
+
+def count_rows(plan: Plan, own: Mapping[str, Floats]) -> Floats:
+    """Return how many rows a node has of each column."""
+    return np.array([len(own.get(one.name, ())) for one in plan.columns], np.float64)
+
+
+def count_words(plan: Plan, own: Mapping[str, Floats]) -> Floats:
+    """Return how many rows of a node have each category, and the others of each column."""
+    none = np.zeros(0)
+    found = [
+        count_bins(own.get(one.name, none), np.arange(len(one.words) + 2.0) - 0.5)
+        for one in plan.texts
+    ]
+    return np.concatenate([*found, none])
+
+
+@dataclass(frozen=True, eq=False)
+class About:
+    """What the first sum says of the numbers, and the second is asked with; shape (numbers,).
+
+    ``scale`` is a power of two, no smaller than the root mean square distance from ``centre``, and
+    no value is farther from it than ``reach`` scales;
+    ``spread`` is about the deviation of most values; ``gaps`` is whether some are missing. The
+    others are not by column: rows of all parties, the column of groups, whether there are products,
+    the seed of random features.
+    """
+
+    count: Floats
+    centre: Floats
+    scale: Floats
+    reach: Floats
+    spread: Floats
+    gaps: Floats
+    decimals: Floats
+    edges: Floats
+    sizes: Floats
+    rows: float
+    group: str
+    products: bool
+    seed: int
+
+    def bins(self) -> list[Floats]:
+        """Return the edges of the bins of each column."""
+        return np.split(self.edges, np.cumsum(self.sizes.astype(np.intp))[:-1])
+
+    def units(self, values: Floats, k: int) -> Floats:
+        """Return the distances of values from the centre of a column, in units of its scale."""
+        return np.asarray((values - self.centre[k]) / self.scale[k])
+
+
+# -- the second sum
+
+
+def moment_shapes(plan: Plan, about: About) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of :func:`moments`."""
+    sets, (numbers, texts) = plan.sets(about.products), plan.beside(about.group)
+    size = next((len(one.words) for one in plan.texts if one.name == about.group), 0)
+    gaps = [int(about.gaps[one].sum()) for one in sets]
+    pairs = [(len(one), n) for one, n in zip(sets, gaps, strict=True)]
+    return {
+        "rows": (len(plan.columns),),
+        "words": (sum(len(one.words) + 1 for one in plan.texts),),
+        "powers": (len(plan.numbers), 3),
+        "bins": (int(about.sizes.sum()) - len(plan.numbers),),
+        "products": (sum(d * (d + 1) // 2 for d, _ in pairs),),
+        "known": (sum(2 * d * n + n * n for d, n in pairs),),
+        "features": (len(sets), 2 * FEATURES),
+        "groups": (len(numbers), size, 3),
+        "cross": (size * sum(len(one.words) for one in texts),),
+    }
+
+
+def moments(plan: Plan, own: Mapping[str, Floats], about: About) -> Terms:
+    """Return powers, bins, products and groups of the columns that a node holds.
+
+    Each number is over that of the values of all parties, so that no party adds more than 1.
+    """
+    shapes = moment_shapes(plan, about)
+    found: Terms = {name: np.zeros(shape) for name, shape in shapes.items()}
+    found["rows"], found["words"] = (
+        count_rows(plan, own) / about.rows,
+        count_words(plan, own) / about.rows,
+    )
+    units, bins = dict[int, Floats](), []
+    for k, (one, edges) in enumerate(zip(plan.numbers, about.bins(), strict=True)):
+        values = own.get(one.name, np.zeros(0))
+        bins.append(count_bins(values, edges) / about.count[k])
+        units[k] = z = about.units(values, k)
+        z, n = z[np.isfinite(z)], about.count[k]
+        found["powers"][k] = z.sum() / n, (z**2).sum() / n, (z**3).sum() / n / about.reach[k]
+    found["bins"] = np.concatenate([*bins, np.zeros(0)])
+    parts: dict[str, list[Floats]] = {"products": [], "known": [], "features": []}
+    for one in plan.sets(about.products):
+        z = np.column_stack([units[k] for k in one])
+        there, z = np.isfinite(z).astype(np.float64), np.nan_to_num(z)
+        root, gaps = np.sqrt(about.count[one]), about.gaps[one] > 0.0
+        part = there[:, gaps]
+        parts["products"].append((z.T @ z / np.outer(root, root))[np.triu_indices(len(one))])
+        across = np.outer(root, root[gaps])
+        parts["known"] += [
+            (z.T @ part / across).ravel(),
+            ((z**2).T @ part / about.count[one][:, None]).ravel(),
+            (part.T @ part / across[gaps]).ravel(),
+        ]
+        z = z * (about.scale / about.spread)[one]
+        parts["features"].append(features(z, about.seed).sum(axis=0) / about.rows)
+    for name in ("products", "known"):
+        found[name] = np.concatenate([*parts[name], np.zeros(0)])
+    found["features"] = np.array(parts["features"]).reshape(shapes["features"])
+    numbers, texts = plan.beside(about.group)
+    if about.group in own:
+        hot = _one_hot(own[about.group], shapes["groups"][1])
+        for place, k in enumerate(numbers):
+            z = units[k]
+            powers = np.stack([np.isfinite(z), np.nan_to_num(z), np.nan_to_num(z) ** 2], axis=1)
+            found["groups"][place] = hot.T @ powers / about.count[k]
+        cross = [(hot.T @ _one_hot(own[c.name], len(c.words))).ravel() / about.rows for c in texts]
+        found["cross"] = np.concatenate([*cross, np.zeros(0)])
+    return {name: np.clip(part, -1.0, 1.0) for name, part in found.items()}
+
+
+def features(z: Floats, seed: int) -> Floats:
+    """Return random features of rows in units of deviations, shape (n, 2 FEATURES)."""
+    draw = np.random.default_rng(seed).standard_normal((z.shape[1], FEATURES))
+    phase = np.clip(z, -4.0, 4.0) @ draw / np.sqrt(z.shape[1])
+    return np.concatenate([np.cos(phase), np.sin(phase)], axis=1)
+
+
+# -- with a budget of privacy: public columns, one sum
+
+
+def noisy_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of :func:`noisy_terms`."""
+    words = sum(len(one.words) + 1 for one in plan.texts)
+    n = len(plan.numbers)
+    return {
+        "rows": (len(plan.columns),),
+        "powers": (n, 3),
+        "bins": (n, NOISY_BINS),
+        "words": (words,),
+    }
+
+
+def noisy_reach(plan: Plan) -> float:
+    """Return by how much a row that takes another's place moves the terms, before the division.
+
+    Of a number in [-1, 1] that is known the terms are 1, z, its square and a bin: two rows differ
+    by at most 4 in the squares of the first three, and 2 in the bins. Of a category by 2.
+    """
+    return float(np.sqrt(6.0 * len(plan.numbers) + 2.0 * len(plan.texts)))
+
+
+def noisy_terms(plan: Plan, own: Mapping[str, Floats]) -> Terms:
+    """Return rows, powers, bins and categories, over the reach of a row."""
+    found = {name: np.zeros(shape) for name, shape in noisy_shapes(plan).items()}
+    found["rows"][:], found["words"][:] = count_rows(plan, own), count_words(plan, own)
+    for k, one in enumerate(plan.numbers):
+        low, high = one.range
+        values = own.get(one.name, np.zeros(0))
+        z = np.clip(2.0 * (values[np.isfinite(values)] - low) / (high - low) - 1.0, -1.0, 1.0)
+        found["powers"][k] = len(z), z.sum(), (z**2).sum()
+        found["bins"][k] = count_bins(z, np.linspace(-1.0, 1.0, NOISY_BINS + 1))
+    return {name: part / noisy_reach(plan) for name, part in found.items()}

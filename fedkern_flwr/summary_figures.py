@@ -1,0 +1,419 @@
+"""What the sums of a summary say: figures of columns, and how a node differs from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .encoding.columns import (
+    CIRCLES,
+    COARSE,
+    DECIMALS,
+    SPLITS,
+    binned_facts,
+    coarse_edges,
+    decimals_of,
+    fine_edges,
+    other_scale,
+)
+from .planning import Allowance
+from .statistics import chi_square, kolmogorov_smirnov, mean_discrepancy, welch
+from .summary import FEATURES, NOISY_BINS, About, Plan, features, lengths_of, noisy_reach
+
+Floats = NDArray[np.float64]
+
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+def split_words(plan: Plan, words: Floats) -> dict[str, Floats]:
+    """Return column -> counts of its categories, those of all others last."""
+    ends = np.cumsum([len(one.words) + 1 for one in plan.texts])[:-1]
+    return dict(zip([one.name for one in plan.texts], np.split(words, ends), strict=False))
+
+
+def read_places(
+    total: Mapping[str, Floats], plan: Plan, bound: float, splits: int, **more: Any
+) -> About:
+    """Return where the values of each column are, and the bins of the second sum."""
+    edges, found, bins = coarse_edges(bound), [], []
+    rows = dict(zip([one.name for one in plan.columns], np.rint(total["rows"]), strict=True))
+    for k, one in enumerate(plan.numbers):
+        counts = np.rint(total["bins"][k])
+        n = max(counts.sum(), 1.0)
+        place = read_arcs(np.rint(total["arcs"][k]), n, bound)
+        # about the middle of the bins, or nearer about the place of most values
+        centres = [float(counts @ (edges[:-1] + edges[1:])) / 2.0 / n, float(place[0])]
+        reaches = [_reach(edges, counts, centre) for centre in centres]
+        best = int(place[1] / 4.0 < reaches[0][0])
+        centre, far = centres[best], reaches[best]
+        scale = float(np.exp2(np.ceil(np.log2(max(far[0], 1e-100)))))
+        decimals = decimals_of(np.rint(total["strays"][k]))
+        bins.append(fine_edges(counts, decimals, (centre, scale), place, bound, splits))
+        spread = min(scale, float(place[1]) / 4.0)
+        reach = max(1.0, far[1] / scale)
+        found.append([n, centre, scale, reach, spread, rows[one.name] > counts.sum(), decimals])
+    figures = np.array(found, np.float64).reshape(-1, 7).T
+    sizes = np.array([len(one) for one in bins], np.float64)
+    return About(*figures, np.concatenate([*bins, np.zeros(0)]), sizes, **more)
+
+
+def _reach(edges: Floats, counts: Floats, centre: float) -> tuple[float, float]:
+    """Return how far values in bins may be from a centre: the root mean square, and the most."""
+    far = np.maximum(abs(edges[:-1] - centre), abs(edges[1:] - centre)) * (counts > 0.0)
+    return float(np.sqrt(counts @ far**2 / max(counts.sum(), 1.0))), float(far.max())
+
+
+def read_arcs(arcs: Floats, n: float, bound: float) -> Floats:
+    """Return where most of n values are, and the length of the last circle that says so.
+
+    On a circle much longer than a column is wide two quarters beside each other have most values.
+    From the longest circle down, as long as they have three quarters of them, these say where the
+    values are, whatever a few far ones do to the mean.
+    """
+    place, last = 0.0, 4.0 * bound
+    for length, counts in zip(lengths_of(bound, len(arcs)), arcs, strict=True):
+        pairs = counts + np.roll(counts, -1)
+        if pairs.max() < 0.75 * n:
+            break
+        here = (pairs.argmax() + 1) / 4.0 * length
+        place, last = here + np.rint((place - here) / length) * length, float(length)
+    return np.array([place, last])
+
+
+@dataclass(frozen=True)
+class Number:
+    """The figures of a column of numbers; deviation and skewness as pandas has them."""
+
+    name: str
+    kind: str
+    rows: int
+    gaps: int
+    mean: float
+    deviation: float
+    skewness: float
+    least: float
+    greatest: float
+    quantiles: dict[str, float]
+    rank_error: float
+    histogram: list[list[float]]
+
+
+@dataclass(frozen=True, eq=False)
+class Totals:
+    """The second sum in numbers of rows: over the parties that were in it."""
+
+    plan: Plan
+    about: About
+    total: Mapping[str, Floats]
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Column -> rows of its holders."""
+        found = np.rint(self.total["rows"] * self.about.rows).astype(int).tolist()
+        return dict(zip([one.name for one in self.plan.columns], found, strict=True))
+
+    @cached_property
+    def words(self) -> dict[str, Floats]:
+        """Column -> counts of its categories, and of the others."""
+        return split_words(self.plan, np.rint(self.total["words"] * self.about.rows))
+
+    @cached_property
+    def bins(self) -> list[Floats]:
+        """The counts of the bins of each column of numbers."""
+        ends = np.cumsum(self.about.sizes.astype(np.intp) - 1)[:-1]
+        parts = np.split(self.total["bins"], ends) if len(self.about.sizes) else []
+        return [np.rint(a * b) for a, b in zip(parts, self.about.count, strict=True)]
+
+    @cached_property
+    def known(self) -> Floats:
+        """How many values each column of numbers has."""
+        return np.array([one.sum() for one in self.bins])
+
+    @cached_property
+    def powers(self) -> Floats:
+        """Means of z, its square and its cube, in units of the scale; shape (numbers, 3)."""
+        count = self.about.count
+        sums = self.total["powers"] * np.stack([count, count, count * self.about.reach], axis=1)
+        return np.asarray(sums / np.maximum(self.known, 1.0)[:, None])
+
+    def spread(self, k: int) -> tuple[float, float]:
+        """Return mean and variance of a column, in units of its scale about its centre."""
+        m, square, _ = self.powers[k]
+        n = self.known[k]
+        return float(m), float(max(square - m * m, 0.0) * n / max(n - 1.0, 1.0))
+
+
+def read_numbers(found: Totals, bound: float) -> list[Number]:
+    """Return the figures of each column of numbers.
+
+    Least and greatest are powers of two that no value is beyond. A quantile is off by at most
+    ``rank_error`` of the values: the share of the fullest bin of several values.
+    """
+    figures, about, coarse = [], found.about, coarse_edges(bound)
+    for k, (one, edges) in enumerate(zip(found.plan.numbers, about.bins(), strict=True)):
+        n, counts, rows = int(found.known[k]), found.bins[k], found.rows[one.name]
+        (m, square, cube), (_, variance) = found.powers[k], found.spread(k)
+        biased = (cube - 3.0 * m * square + 2.0 * m**3) / max(square - m * m, 1e-100) ** 1.5
+        skewed = n > 2 and variance > 0.0
+        skewness = np.sqrt(n * (n - 1.0)) / (n - 2.0) * biased if skewed else np.nan
+        mean = about.centre[k] + about.scale[k] * m if n else np.nan
+        deviation = about.scale[k] * np.sqrt(variance) if n > 1 else np.nan
+        knots, error, ends = np.full(2, np.nan), 0.0, (np.nan, np.nan)
+        if n:
+            decimals, filled = int(about.decimals[k]), np.flatnonzero(counts)
+            knots = np.array(binned_facts(edges, counts, decimals, rows, mean, variance**0.5).knots)
+            width = np.diff(edges) * 10.0**decimals if decimals >= 0 else np.full(len(counts), 2.0)
+            error = float((counts * (width > 1.5)).max() / n)
+            low, high = edges[filled[0]], edges[filled[-1] + 1]
+            ends = (
+                coarse[max(0, np.searchsorted(coarse, low, side="right") - 1)],
+                coarse[min(len(coarse) - 1, np.searchsorted(coarse, high))],
+            )
+        figures.append(
+            Number(
+                name=one.name,
+                kind=one.kind,
+                rows=rows,
+                gaps=rows - n,
+                mean=float(mean),
+                deviation=float(deviation),
+                skewness=float(skewness),
+                least=float(ends[0]),
+                greatest=float(ends[1]),
+                quantiles={f"{q:g}": float(np.quantile(knots, q)) for q in _QUANTILES},
+                rank_error=error,
+                histogram=_bars(edges, counts, knots) if n else [],
+            )
+        )
+    return figures
+
+
+def _bars(edges: Floats, counts: Floats, knots: Floats, bars: int = 20) -> list[list[float]]:
+    """Return the edges and the counts of a histogram of few bars, between the outer hundredths."""
+    low, high = np.quantile(knots, [0.01, 0.99])
+    if low >= high:
+        low, high = low - 0.5, high + 0.5
+    ends = np.linspace(low, high, bars + 1)
+    below = np.interp(ends, edges, np.append(0.0, np.cumsum(counts)))
+    return [ends.tolist(), np.diff(below).tolist()]
+
+
+def read_correlations(found: Totals) -> list[tuple[list[str], Floats]]:
+    """Return the correlations of columns that the same parties hold, of rows that have both."""
+    matrices, at, place = [], 0, 0
+    for one in found.plan.sets(found.about.products):
+        d, gaps = len(one), found.about.gaps[one] > 0.0
+        n, m, square = found.known[one], *found.powers[one].T[:2]
+        root, holes = np.sqrt(found.about.count[one]), np.flatnonzero(gaps)
+        across, upper = np.outer(root, root[gaps]), np.zeros((d, d))
+        size = d * (d + 1) // 2
+        upper[np.triu_indices(d)] = found.total["products"][at : at + size]
+        at += size
+        mixed = (upper + np.triu(upper, 1).T) * np.outer(root, root)
+        # of the rows where column j is known as well: how many, the sums of z_i and of its square
+        both, first, second = (np.repeat(part[:, None], d, 1) for part in (n, n * m, n * square))
+        ends = place + np.cumsum([0, d * len(holes), d * len(holes), len(holes) ** 2])
+        place = int(ends[-1])
+        parts = [found.total["known"][a:b] for a, b in pairwise(ends)]
+        first[:, holes] = parts[0].reshape(d, len(holes)) * across
+        second[:, holes] = parts[1].reshape(d, len(holes)) * found.about.count[one][:, None]
+        both[:, holes] = n[holes]
+        both[np.ix_(holes, holes)] = parts[2].reshape(len(holes), len(holes)) * across[gaps]
+        both = np.maximum(np.rint(both), 1.0)
+        mixed = mixed / both - first * first.T / both**2
+        spread = np.maximum(second / both - (first / both) ** 2, 0.0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            matrix = np.clip(mixed / np.sqrt(spread * spread.T), -1.0, 1.0)
+        matrices.append(([found.plan.numbers[k].name for k in one], matrix))
+    return matrices
+
+
+def read_groups(found: Totals) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Return column -> count, mean and variance in each group; and column -> table of counts."""
+    numbers, texts = found.plan.beside(found.about.group)
+    groups, about = {}, found.about
+    for place, k in enumerate(numbers):
+        count, total, square = found.total["groups"][place].T * about.count[k]
+        count = np.rint(count)
+        mean = total / np.maximum(count, 1.0)
+        variance = (square - count * mean**2) / np.maximum(count - 1.0, 1.0)
+        mean = about.centre[k] + about.scale[k] * mean
+        variance = about.scale[k] ** 2 * np.maximum(variance, 0.0)
+        groups[found.plan.numbers[k].name] = np.stack([count, mean, variance])
+    size = found.total["groups"].shape[1]
+    ends = np.cumsum([size * len(one.words) for one in texts])[:-1]
+    cross = np.split(np.rint(found.total["cross"] * found.about.rows), ends) if texts else []
+    return groups, {c.name: t.reshape(size, -1) for c, t in zip(texts, cross, strict=True)}
+
+
+# -- a node beside the others
+
+
+def own_features(own: Mapping[str, Floats], found: Totals, one: Sequence[int]) -> Floats:
+    """Return the features of a node's rows of columns that the same parties hold."""
+    about, columns = found.about, [found.plan.numbers[k] for k in one]
+    z = np.column_stack([about.units(own[c.name], k) for k, c in zip(one, columns, strict=True)])
+    return features(np.nan_to_num(z) * (about.scale / about.spread)[list(one)], about.seed)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a column of a node differs from that of the others; ``text`` is empty if it does not."""
+
+    column: str
+    check: str
+    value: float
+    p: float
+    text: str = ""
+
+
+def compare_with_others(
+    own: Mapping[str, Floats], mine: Totals, others: Totals
+) -> list[Difference]:
+    """Return how each column of a node differs from that of the others."""
+    found, plan, about = [], mine.plan, mine.about
+    there = [
+        k
+        for k, one in enumerate(plan.numbers)
+        if one.name in own and min(mine.known[k], others.known[k]) > 1
+    ]
+    shifts = {k: _shift(mine.spread(k), others.spread(k)) for k in there}
+    for k, edges in enumerate(about.bins()):
+        if k not in there:
+            continue
+        name, counts, decimals = plan.numbers[k].name, others.bins[k], int(about.decimals[k])
+        (ours, v), (theirs, w) = mine.spread(k), others.spread(k)
+        _, p = welch([mine.known[k], others.known[k]], [ours, theirs], [v, w])
+        distance = kolmogorov_smirnov(mine.bins[k], counts)
+        facts = binned_facts(edges, counts, decimals, int(counts.sum()), 0.0, 1.0)
+        times, text = other_scale(own[name], facts), ""
+        twins = [j for j in there if j != k and _swapped(mine, others, shifts, k, j)]
+        if twins:
+            text = f"looks like {plan.numbers[twins[0]].name!r} of the others: maybe swapped"
+        elif times:
+            text = f"about {times:.3g} times the values of the others: maybe another unit"
+        elif distance[0] >= _UNLIKE and distance[1] < _RARE:
+            side = f"{abs(shifts[k]):.1f} deviations {'above' if shifts[k] > 0.0 else 'below'}"
+            text = f"unlike the others (distance {distance[0]:.2f}): the mean is {side} theirs"
+        found.append(Difference(name, "standardised mean difference", shifts[k], p))
+        found.append(Difference(name, "Kolmogorov-Smirnov", *distance, text))
+    for one in plan.texts:
+        ours, theirs = mine.words[one.name][:-1], others.words[one.name][:-1]
+        if one.name in own and ours.sum() and theirs.sum():
+            value, p = chi_square([ours, theirs])
+            found.append(Difference(one.name, "chi-square", value, p))
+    for place, part in enumerate(plan.sets()):
+        names = [plan.numbers[k].name for k in part]
+        rows = others.rows[names[0]]
+        if mine.total["features"].shape[0] > place and rows > 1 and names[0] in own:
+            theirs = others.total["features"][place] * others.about.rows / rows
+            rows_of = own_features(own, mine, part)
+            value, p = mean_discrepancy(rows_of, theirs, rows, seed=about.seed)
+            found.append(Difference(", ".join(names), "mean discrepancy", value, p))
+    return found
+
+
+#: Of four parties one that is wrong is a third of the others of each right one.
+_UNLIKE, _RARE, _NEAR = 0.4, 1e-3, 0.5
+
+
+def _shift(ours: tuple[float, float], theirs: tuple[float, float]) -> float:
+    """Return the difference of means over the root of the mean variance."""
+    deviation = np.sqrt((ours[1] + theirs[1]) / 2.0)
+    return float((ours[0] - theirs[0]) / deviation) if deviation > 0.0 else 0.0
+
+
+def _swapped(mine: Totals, others: Totals, shifts: Mapping[int, float], k: int, j: int) -> bool:
+    """Tell whether two columns, each unlike the others', are like each other's."""
+    about = mine.about
+
+    def distance(a: int, b: int) -> float:
+        (ours, _), (theirs, variance) = mine.spread(a), others.spread(b)
+        away = about.centre[a] + about.scale[a] * ours - about.centre[b] - about.scale[b] * theirs
+        return float(abs(away) / max(about.scale[b] * np.sqrt(variance), 1e-300))
+
+    unlike = min(abs(shifts[k]), abs(shifts[j])) > 1.0
+    return unlike and max(distance(k, j), distance(j, k)) < _NEAR
+
+
+# -- with a budget of privacy
+
+
+def read_noisy(
+    total: Mapping[str, Floats], plan: Plan, deviation: float
+) -> tuple[list[Number], dict[str, dict[str, float]], dict[str, Floats]]:
+    """Return the figures of the numbers, their standard errors, and counts of categories.
+
+    ``deviation`` is that of the noise of each number of the total. Errors are by the delta method.
+    """
+    reach, errors, found = noisy_reach(plan), dict[str, dict[str, float]](), []
+    sigma, names = deviation * reach, [one.name for one in plan.columns]
+    rows = dict(zip(names, total["rows"] * reach, strict=True))
+    for k, one in enumerate(plan.numbers):
+        low, high = one.range
+        half = (high - low) / 2.0
+        n, first, second = total["powers"][k] * reach
+        n = max(n, 1.0)
+        m, q = first / n, second / n
+        spread = np.sqrt(q - m * m) if q > m * m else np.nan  # noise may leave no variance
+        bins = np.maximum(total["bins"][k] * reach, 0.0)
+        edges = np.linspace(low, high, NOISY_BINS + 1)
+        shares = np.append(0.0, np.cumsum(bins)) / max(bins.sum(), 1e-300)
+        shares, at = np.unique(shares, return_index=True)
+        levels = {f"{p:g}": float(np.interp(p, shares, edges[at])) for p in _QUANTILES}
+        of_spread = sigma / n * np.sqrt(1.0 + 4.0 * m * m + (2.0 * m * m - q) ** 2) / 2.0 / spread
+        errors[one.name] = {
+            "rows": sigma,
+            "gaps": sigma * np.sqrt(2.0),
+            "mean": float(half * sigma / n * np.sqrt(1.0 + m * m)),
+            "deviation": float(half * of_spread),
+            "rank": float(sigma * np.sqrt(NOISY_BINS / 2.0) / n),
+        }
+        whole = round(float(rows[one.name]))
+        share = float(bins.max() / max(bins.sum(), 1.0))
+        bars = [edges.tolist(), bins.tolist()]
+        found.append(
+            Number(
+                one.name,
+                one.kind,
+                whole,
+                round(float(rows[one.name] - n)),
+                float(low + half * (m + 1.0)),
+                float(half * spread),
+                np.nan,
+                low,
+                high,
+                levels,
+                share,
+                bars,
+            )
+        )
+    return found, errors, split_words(plan, total["words"] * reach)
+
+
+# -- sizes that the nodes' release limits allow
+
+
+def plan_sizes(plan: Plan, allowed: Allowance, rows: float) -> tuple[int, int, bool]:
+    """Return circles, how finely bins are split, and whether there are products of columns.
+
+    A third of the numbers goes to the first sum, the rest to the second. A count of n rows is
+    log2(n + 1) of the 64 bits of a number.
+    """
+    n, sets = len(plan.numbers), plan.sets()
+    products = max(map(len, sets), default=0) <= allowed.columns
+    if not allowed.planned or not n:
+        return CIRCLES, SPLITS, products
+    weight = np.log2(rows + 1.0) / 64.0
+    first = n * (COARSE + DECIMALS) * weight
+    circles = int(np.clip((allowed.numbers / 3.0 - first) / (4 * n * weight), 0, CIRCLES))
+    taken = first + n * (4 * circles * weight + 3)
+    taken += products * sum(len(one) * (len(one) + 1) / 2 + 2 * FEATURES for one in sets)
+    splits = int(np.clip((allowed.numbers - taken) / weight / n - 2 * COARSE, 0, SPLITS))
+    return circles, splits, products

@@ -1,0 +1,235 @@
+"""What is shown of a summary: the first table of a paper, the figures of columns, plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date, timedelta
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .statistics import anova, chi_square, corrected, inflation, welch
+from .summary_figures import Number, Totals, read_groups
+
+Floats = NDArray[np.float64]
+Table = list[list[str]]
+
+_QUARTILES = ("0.25", "0.5", "0.75")
+_ROUGH = 0.25  # quantiles that may be farther off are not shown
+_FIRST_DAY = date(1970, 1, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Figures:
+    """All that a summary found.
+
+    Attributes
+    ----------
+    numbers : sequence of Number
+    words : mapping
+        Column of categories -> counts of these, and of all others last.
+    names : mapping
+        Column of categories -> their names.
+    rows : mapping
+        Column of categories -> rows of its holders.
+    correlations : sequence of (names, ndarray)
+        Of columns that the same parties hold.
+    groups : mapping
+        See :func:`compare_groups`; empty without groups.
+    errors : mapping
+        Column -> standard errors of its figures, of noise.
+    """
+
+    numbers: Sequence[Number]
+    words: Mapping[str, Floats]
+    names: Mapping[str, Sequence[str]]
+    rows: Mapping[str, float]
+    correlations: Sequence[tuple[list[str], Floats]] = ()
+    groups: Mapping[str, Any] = field(default_factory=dict)
+    errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def gaps(self, name: str) -> int:
+        """Return how many rows have no category in a column."""
+        return round(float(self.rows[name] - self.words[name].sum()))
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the column with the most."""
+        return round(max([0.0, *self.rows.values(), *(float(one.rows) for one in self.numbers)]))
+
+    def metrics(self, significance: float) -> dict[str, Any]:
+        """Return the figures of a run that are one number each."""
+        tests = [one["corrected"] for one in self.groups.get("tests", ())]
+        missing = sum(one.gaps for one in self.numbers) + sum(map(self.gaps, self.words))
+        found = {
+            "rows": self.most_rows,
+            "columns": len(self.numbers) + len(self.words),
+            "gaps": missing,
+            "rank_error": max((one.rank_error for one in self.numbers), default=0.0),
+        }
+        return {**found, "different": sum(p < significance for p in tests)} if tests else found
+
+    def model(self) -> dict[str, NDArray[Any]]:
+        """Return the figures as arrays, columns of numbers in their order."""
+        parts = ("rows", "gaps", "mean", "deviation", "skewness")
+        found = {k: np.array([getattr(one, k) for one in self.numbers], np.float64) for k in parts}
+        found["quantiles"] = np.array([[*one.quantiles.values()] for one in self.numbers])
+        found |= {f"counts {name}": np.asarray(counts) for name, counts in self.words.items()}
+        return found | {f"correlations {k}": m for k, (_, m) in enumerate(self.correlations)}
+
+    def details(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        found = {
+            "columns": [asdict(one) for one in self.numbers],
+            "categories": {
+                name: {
+                    "rows": round(float(self.rows[name])),
+                    "counts": dict(zip((*self.names[name], "other"), counts.tolist(), strict=True)),
+                }
+                for name, counts in self.words.items()
+            },
+            "correlations": [
+                {"columns": names, "matrix": matrix.tolist(), "inflation": inflation(matrix)}
+                for names, matrix in self.correlations
+            ],
+            "groups": self.groups,
+            "standard_errors": self.errors,
+        }
+        return {name: _plain(one) for name, one in found.items() if one}
+
+    def columns(self) -> Table:
+        """Return the table of all columns, for a file."""
+        factors = dict[str, float]()
+        for names, matrix in self.correlations:
+            factors |= dict(zip(names, inflation(matrix), strict=True))
+        levels = [f"{float(q):.0%}" for q in (self.numbers[0].quantiles if self.numbers else ())]
+        heads = ["column", "kind", "rows", "missing", "mean", "SD", "skewness"]
+        heads += ["not below", *levels, "not above", "rank error", "VIF", "SE of mean"]
+        table = [heads]
+        for one in self.numbers:
+            figures = [one.mean, one.deviation, one.skewness, one.least, *one.quantiles.values()]
+            figures += [one.greatest, one.rank_error, factors.get(one.name, np.nan)]
+            figures.append(self.errors.get(one.name, {}).get("mean", np.nan))
+            table.append([one.name, one.kind, str(one.rows), str(one.gaps), *map(_full, figures)])
+        for name in self.words:
+            counts = [str(round(float(self.rows[name]))), str(self.gaps(name))]
+            table.append([name, "category", *counts, *[""] * (len(heads) - 4)])
+        return table
+
+    def first_table(self) -> Table:
+        """Return what a paper has as its first table."""
+        groups = self.groups
+        heads = ["", f"all (n={self.most_rows})"]
+        titles = zip(groups.get("names", ()), groups.get("rows", ()), strict=True)
+        heads += [f"{name} (n={n:.0f})" for name, n in titles] + ["p", "corrected p"] * bool(groups)
+        tests = {test["column"]: test for test in groups.get("tests", ())}
+        blank, table = [""] * (len(heads) - 2), [heads]
+        for one in self.numbers:
+            test, known = tests.get(one.name), one.rows - one.gaps
+            cells, title = blank, "n (%)" if one.kind == "boolean" else "mean (SD)"
+            if test is not None:
+                own = test["groups"]
+                each = zip(own["n"], own["mean"], own["deviation"], strict=True)
+                cells = [_centre(one.kind, *group) for group in each]
+                cells += [_level(test["p"]), _level(test["corrected"])]
+            whole = _centre(one.kind, known, one.mean, one.deviation)
+            table.append([f"{one.name}, {title}", whole, *cells])
+            if one.kind != "boolean" and one.rank_error <= _ROUGH:
+                low, middle, high = (_value(one.quantiles[q], one.kind) for q in _QUARTILES)
+                table.append(["  median [quartiles]", f"{middle} [{low}, {high}]", *blank])
+            if one.gaps > 0:
+                table.append(["  missing, n (%)", _share(one.gaps, one.rows), *blank])
+        for name, counts in self.words.items():
+            test, known = tests.get(name), float(counts.sum())
+            levels = [_level(test["p"]), _level(test["corrected"])] if test else []
+            ends = [*[""] * (len(blank) - len(levels)), *levels] if levels else blank
+            table.append([f"{name}, n (%)", "", *ends])
+            for k, word in enumerate((*self.names[name], "other")):
+                cells = blank
+                if test is not None and k < len(self.names[name]):
+                    own = np.array(test["groups"]["counts"])
+                    cells = [_share(n[k], n.sum()) for n in own] + ["", ""]
+                if counts[k] > 0.0 or word != "other":
+                    table.append([f"  {word}", _share(counts[k], known), *cells])
+            if (gaps := self.gaps(name)) > 0:
+                table.append(["  missing", _share(gaps, float(self.rows[name])), *blank])
+        return table
+
+
+def compare_groups(found: Totals) -> dict[str, Any]:
+    """Return each column in each group of a column of categories, and the tests between them.
+
+    Means are tested by Welch's t between two groups, and by analysis of variance between more;
+    counts by chi-square. The p-values that are shown are corrected together.
+    """
+    group, (numbers, tables) = found.about.group, read_groups(found)
+    words = next(c.words for c in found.plan.texts if c.name == group)
+    truths = [one.name for one in found.plan.numbers if one.kind == "boolean"]
+    tests: list[dict[str, Any]] = []
+    for name, (count, mean, variance) in numbers.items():
+        deviation = np.sqrt(variance)
+        own = {"n": count.tolist(), "mean": mean.tolist(), "deviation": deviation.tolist()}
+        about = {"column": name, "groups": own}
+        if name in truths:
+            statistic, p = chi_square(np.stack([count * mean, count * (1.0 - mean)], axis=1))
+            tests.append({**about, "test": "chi-square", "statistic": statistic, "p": p})
+            continue
+        statistic, p = anova(count, mean, variance)
+        tests.append({**about, "test": "ANOVA", "statistic": statistic, "p": p})
+        if len(words) == 2:
+            statistic, p = welch(count, mean, variance)
+            tests.append({**about, "test": "Welch", "statistic": statistic, "p": p})
+    for name, table in tables.items():
+        statistic, p = chi_square(table)
+        own = {"counts": table.tolist()}
+        about = {"column": name, "groups": own, "test": "chi-square"}
+        tests.append({**about, "statistic": statistic, "p": p})
+    # of two tests of one column the one that is shown counts: Welch's
+    shown = [t for t in tests if not (t["test"] == "ANOVA" and len(words) == 2)]
+    for test, p in zip(shown, corrected([t["p"] for t in shown]), strict=True):
+        test["corrected"] = p
+    counts = found.words[group][: len(words)]
+    return {"names": list(words), "rows": counts.tolist(), "tests": shown, "all": tests}
+
+
+def _share(count: float, whole: float) -> str:
+    count = max(count, 0.0)  # noise may leave less
+    return f"{count:.0f} ({100.0 * count / max(whole, 1.0):.1f})"
+
+
+def _centre(kind: str, n: float, mean: float, deviation: float) -> str:
+    """Return how many are true, or mean and deviation; that of dates is in days."""
+    if kind == "boolean":
+        return _share(n * mean, n)
+    return f"{_value(mean, kind)} ({_value(deviation)})"
+
+
+def _value(value: float, kind: str = "number") -> str:
+    if value is None or not np.isfinite(value):
+        return "-"
+    if kind == "date":
+        return str(_FIRST_DAY + timedelta(days=float(value)))
+    return f"{value + 0.0:,.4g}"
+
+
+def _level(p: float) -> str:
+    if not np.isfinite(p):
+        return "-"
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _full(value: float) -> str:
+    return "" if np.isnan(value) else f"{value:.10g}"
+
+
+def _plain(value: Any) -> Any:
+    """Return plain values, without numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, (float, np.floating)) and not np.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,149 @@
+"""A summary: what parties have together, before any model, by exact secure sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedkern_flwr.method import Ask, PrivateMethod, Rounds, option
+from fedkern_flwr.planning import allowance
+from fedkern_flwr.secure_sum.membership import default_threshold
+from fedkern_flwr.summary import (
+    MOMENTS,
+    NOISY,
+    PLACES,
+    moment_shapes,
+    noisy_shapes,
+    place_shapes,
+)
+from fedkern_flwr.summary_columns import common_columns, public_columns
+from fedkern_flwr.summary_figures import (
+    Totals,
+    plan_sizes,
+    read_correlations,
+    read_noisy,
+    read_numbers,
+    read_places,
+)
+from fedkern_flwr.summary_report import Figures, compare_groups
+from fedkern_flwr.wire.describe import DescribeReply, check_partitions
+
+
+class Summary(PrivateMethod):
+    """Statistics of the tables of all parties together: counts, means, quantiles, groups.
+
+    Parties may have the same columns of different rows, different columns, or both. Each compares
+    itself with the others, for its owner.
+    """
+
+    method, title = "summary", "Summary"
+    client = "fedkern_flwr.clients:SummaryClient"
+    shows: ClassVar[Mapping[str, str]] = {
+        "rows": "rows",
+        "columns": "columns",
+        "gaps": "missing cells",
+        "rank_error": "quantiles off by at most (rank)",
+    }
+    server_sees = (
+        "of each party: names and kinds of its columns, and categories of min_sum_rows of its rows",
+        "columns in which a party is unlike the others, if its policy reports them",
+    )
+    labels_of_row = 0
+
+    group: str | None = option(
+        None, "A column of categories: the other columns are compared between its groups."
+    )
+    bound: float = option(
+        2.0**24, "Public bound on the magnitude of all values; dates count in days.", above=0.0
+    )
+    bounds: str | None = option(
+        None,
+        "JSON file of public ranges and categories, for a budget: column -> [least, greatest], or "
+        "a list of categories.",
+    )
+    significance: float = option(
+        0.05, "Corrected p-values below it are marked.", above=0.0, below=1.0
+    )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.budget is not None:
+            public_columns(self.bounds, ())
+
+    def privacy(self) -> dict[str, Any]:
+        """Return what the server sees, and the budget."""
+        found = super().privacy()
+        if "overlap" in self.details_:
+            found["server_sees"].append("which rows of which party belong together, by pseudonyms")
+        return found
+
+    def check_parties(self, parties: Sequence[DescribeReply]) -> None:
+        """Refuse partitions that clash; columns may differ."""
+        check_partitions(parties)
+
+    # -- a run
+
+    def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
+        """Ask for columns, sum twice, and let each party compare itself with the others."""
+        rows = float(sum(party.rows for party in parties))
+        if self.budget is not None:
+            return (yield from self._with_noise(parties))
+        least = default_threshold(len(parties)) if self.threshold is None else self.threshold
+        self.planned = 6
+        told = yield Ask("columns", least=least)
+        called = {party.partition: party.called for party in parties}
+        found = common_columns(told, called, self.group)
+        plan, notes = found.plan, found.notes
+        allowed = allowance(parties, labels=0, threshold=least)
+        circles, splits, products = plan_sizes(plan, allowed, rows)
+        if allowed.planned:
+            self.note_plan(f"{circles} circles, {splits} bins a column", allowed)
+        if not products:
+            self.notes_.append("no correlations: they need two hidden rows for each column")
+        asked: dict[str, Any] = {"plan": plan.write()}
+        how: Any = {"bound": self.bound, "circles": circles}
+        first = yield PLACES(place_shapes(plan, circles), **asked, **how)
+        how = {"rows": rows, "group": self.group or "", "products": products}
+        about = read_places(first, plan, self.bound, splits, seed=self.run_seed, **how)
+        asked |= vars(about)
+        total = yield MOMENTS(moment_shapes(plan, about), **asked)
+        asked |= {f"of_{name}": np.asarray(value) for name, value in total.items()}
+        there = self.nodes.contributors.get("moments", [*called])  # the sums less their own rows
+        each = {p: {**asked, "notes": notes.get(p, [])} for p in there}
+        flags = yield Ask("compare", each, among=there, least=1)
+        self.tables_ = found.tables(called, flags)
+        if found.overlaps:
+            self.details_["overlap"] = {p: asdict(one) for p, one in found.overlaps.items()}
+        totals = Totals(plan, about, total)
+        figures = Figures(
+            numbers=read_numbers(totals, self.bound),
+            words=totals.words,
+            names={one.name: one.words for one in plan.texts},
+            rows={one.name: totals.rows[one.name] for one in plan.texts},
+            correlations=read_correlations(totals),
+            groups=compare_groups(totals) if self.group else {},
+        )
+        return self._show(figures)
+
+    def _show(self, found: Figures) -> dict[str, Any]:
+        """Fill the tables, the details and the model; return the metrics."""
+        self.tables_ |= {"summary": found.first_table(), "columns": found.columns()}
+        self.details_ |= found.details()
+        self.model_ = found.model()
+        return found.metrics(self.significance)
+
+    # -- with a budget
+
+    def _with_noise(self, parties: Sequence[DescribeReply]) -> Rounds:
+        """Sum all at once, with noise, of columns that are public."""
+        plan = public_columns(self.bounds, [p.partition for p in parties])
+        self.planned = 2
+        total = yield NOISY(noisy_shapes(plan), plan=plan.write())
+        [release] = self.noise_.reports().values()
+        numbers, errors, words = read_noisy(total, plan, release["deviation"])
+        known = {name: float(counts.sum()) for name, counts in words.items()}
+        names = {one.name: one.words for one in plan.texts}
+        return self._show(Figures(numbers, words, names, known, errors=errors))

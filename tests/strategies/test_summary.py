@@ -1,0 +1,410 @@
+"""A summary is that of the pooled table: figures, groups, checks; apart, and with noise."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from refusals import refused
+from scipy import stats
+from sklearn.datasets import load_breast_cancer
+
+from fedkern_flwr.clients import SummaryClient
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.simulations import Fault, FaultPlan, simulate
+from fedkern_flwr.strategies import Summary
+from fedkern_flwr.tables import Table
+
+Floats = Any
+KEY = bytes(range(32))
+NEAR = 1e-9
+
+
+def made(rows: int = 900, seed: int = 0) -> Table:
+    """Numbers of many shapes, with gaps; text; truths."""
+    rng = np.random.default_rng(seed)
+    columns: dict[str, Floats] = {
+        "age": np.rint(rng.normal(60.0, 12.0, rows)),
+        "income": rng.lognormal(8.0, 1.0, rows),
+        "year": rng.integers(2015, 2024, rows).astype(float),
+        "tiny": rng.normal(0.003, 0.0005, rows),
+        "tails": 10.0 * rng.standard_t(2, rows),
+        "smoker": rng.integers(0, 2, rows).astype(float),
+        "sex": rng.integers(0, 2, rows).astype(float),
+        "ward": rng.integers(0, 4, rows).astype(float),
+    }
+    columns["weight"] = 0.5 * columns["age"] + rng.normal(50.0, 8.0, rows)
+    for name, share in (("income", 0.1), ("tails", 0.2), ("ward", 0.05)):
+        columns[name][rng.random(rows) < share] = np.nan
+    kinds = {"smoker": "boolean", "sex": "category", "ward": "category"}
+    words = {"sex": ("f", "m"), "ward": ("A", "B", "C", "D")}
+    x = np.column_stack([*columns.values()])
+    return Table(x, None, tuple(columns), kinds=kinds, categories=words)  # type: ignore[arg-type]
+
+
+def parts_of(table: Table, parties: int) -> list[dict[str, Any]]:
+    """Deal the rows of a table to clients."""
+    about = {"columns": table.columns, "kinds": table.kinds, "categories": table.categories}
+    own = np.array_split(np.random.default_rng(1).permutation(table.rows), parties)
+    return [{"x": table.x[rows], **about} for rows in own]
+
+
+def run(
+    tables: Sequence[dict[str, Any]],
+    folder: Path | None = None,
+    *,
+    faults: Any = None,
+    **options: Any,
+) -> Summary:
+    """Run a summary of some tables; nodes write into a folder each."""
+
+    def client(context: Context) -> SummaryClient:
+        k = int(context.node_config["partition-id"])
+        own = {"results": folder / str(k)} if folder else {}
+        return SummaryClient(context, **own, **tables[k])
+
+    strategy = Summary(**options)
+    simulate(strategy, client, len(tables), faults=faults, serialise=True)
+    return strategy
+
+
+def column(strategy: Summary, name: str) -> dict[str, Any]:
+    return next(one for one in strategy.details_["columns"] if one["name"] == name)
+
+
+def pooled(tables: Sequence[dict[str, Any]], name: str) -> Floats:
+    """Return a column of all tables that have it."""
+    have = [t for t in tables if name in t["columns"]]
+    return np.concatenate([t["x"][:, t["columns"].index(name)] for t in have])
+
+
+def check_numbers(strategy: Summary, tables: Sequence[dict[str, Any]]) -> None:
+    """Compare all figures of numbers with those of the pooled rows."""
+    for one in strategy.details_["columns"]:
+        values = pooled(tables, one["name"])
+        known = values[np.isfinite(values)]
+        assert (one["rows"], one["gaps"]) == (len(values), len(values) - len(known))
+        spread = known.std(ddof=1)
+        assert one["mean"] == pytest.approx(known.mean(), rel=NEAR, abs=NEAR * spread)
+        assert one["deviation"] == pytest.approx(spread, rel=NEAR)
+        assert one["skewness"] == pytest.approx(stats.skew(known, bias=False), rel=NEAR, abs=NEAR)
+        assert one["least"] <= known.min() <= known.max() <= one["greatest"]
+        for level, value in one["quantiles"].items():
+            off = max((known < value).mean() - float(level), float(level) - (known <= value).mean())
+            assert off <= 0.01
+            assert off <= one["rank_error"] + 1.0 / len(known)
+        assert sum(one["histogram"][1]) <= len(known)
+
+
+def check_correlations(strategy: Summary, tables: Sequence[dict[str, Any]]) -> None:
+    for one in strategy.details_["correlations"]:
+        names, matrix = one["columns"], np.array(one["matrix"], float)
+        for (i, a), (j, b) in itertools.product(enumerate(names), repeat=2):
+            x, y = pooled(tables, a), pooled(tables, b)
+            both = np.isfinite(x) & np.isfinite(y)
+            assert matrix[i, j] == pytest.approx(np.corrcoef(x[both], y[both])[0, 1], abs=NEAR)
+        factors = np.diag(np.linalg.inv(matrix))
+        np.testing.assert_allclose(one["inflation"], factors, rtol=1e-8)
+
+
+def check_words(strategy: Summary, tables: Sequence[dict[str, Any]], least: int = 5) -> None:
+    """Categories of fewer rows of a party are among the others."""
+    for name, one in strategy.details_["categories"].items():
+        wanted = dict.fromkeys(one["counts"], 0)
+        rows = 0
+        for table in tables:
+            if name in table["columns"]:
+                codes = table["x"][:, table["columns"].index(name)]
+                rows += len(codes)
+                for k, word in enumerate(table["categories"][name]):
+                    n = int((codes == k).sum())
+                    wanted[word if n >= least else "other"] += n
+        assert one == {"rows": rows, "counts": wanted}
+
+
+@pytest.mark.parametrize("parties", [3, 7])
+def test_figures_are_those_of_the_pooled_rows(parties: int) -> None:
+    tables = parts_of(made(), parties)
+    strategy = run(tables)
+    check_numbers(strategy, tables)
+    check_correlations(strategy, tables)
+    check_words(strategy, tables)
+    assert strategy.metrics_["columns"] == len(tables[0]["columns"])
+    assert strategy.metrics_["gaps"] == sum(int(np.isnan(t["x"]).sum()) for t in tables)
+
+
+def test_breast_cancer() -> None:
+    x, y = load_breast_cancer(return_X_y=True)
+    table = Table(
+        np.column_stack([x, y]),
+        None,
+        (*map(str, range(30)), "target"),
+        kinds={"target": "category"},
+        categories={"target": ("malignant", "benign")},
+    )
+    tables = parts_of(table, 4)
+    strategy = run(tables, group="target")
+    check_numbers(strategy, tables)
+    check_correlations(strategy, tables)
+    for test in strategy.details_["groups"]["tests"]:
+        values = x[:, int(test["column"])]
+        wanted = stats.ttest_ind(values[y == 1], values[y == 0], equal_var=False)  # in their order
+        assert test["statistic"] == pytest.approx(wanted.statistic, rel=NEAR)
+        assert test["p"] == pytest.approx(wanted.pvalue, rel=1e-7, abs=1e-300)
+
+
+def test_groups_are_those_of_scipy() -> None:
+    table = made()
+    tables = parts_of(table, 3)
+    strategy = run(tables, group="ward")
+    found = {one["column"]: one for one in strategy.details_["groups"]["tests"]}
+    ward = table.x[:, table.columns.index("ward")]
+    assert found.keys() == {*table.columns} - {"ward"}
+    for name, test in found.items():
+        values = table.x[:, table.columns.index(name)]
+        if name in ("sex", "smoker"):
+            counts = [[((ward == w) & (values == s)).sum() for s in (0, 1)] for w in range(4)]
+            statistic, p = stats.chi2_contingency(counts, correction=False)[:2]
+            assert name == "smoker" or test["groups"]["counts"] == counts
+        else:
+            groups = [values[(ward == w) & np.isfinite(values)] for w in range(4)]
+            statistic, p = stats.f_oneway(*groups)
+            np.testing.assert_allclose(
+                test["groups"]["mean"], [g.mean() for g in groups], rtol=NEAR
+            )
+        assert (test["statistic"], test["p"]) == pytest.approx((statistic, p), rel=NEAR)
+    wanted = stats.false_discovery_control([one["p"] for one in found.values()])
+    assert [one["corrected"] for one in found.values()] == pytest.approx(wanted.tolist(), rel=NEAR)
+    heads, *rows = strategy.tables_["summary"]
+    assert heads[1] == f"all (n={table.rows})"
+    assert all(len(row) == len(heads) for row in rows)
+
+
+def test_rare_categories_are_among_the_others() -> None:
+    """Of a node those of fewer rows than its policy says; nobody hears their names."""
+    tables = parts_of(made(), 3)
+    at = tables[0]["columns"].index("ward")
+    for k, table in enumerate(tables):
+        rare = np.flatnonzero(table["x"][:, at] == 3)[3 if k else 9 :]
+        table["x"] = table["x"].copy()
+        table["x"][rare, at] = 0.0
+        table |= {"policy": NodePolicy(), "categories": {**table["categories"], "sex": ("f", "m")}}
+        if k:
+            table["categories"]["ward"] = ("A", "B", "C", f"D{k}")
+    strategy = run(tables)
+    check_words(strategy, tables)
+    counts = strategy.details_["categories"]["ward"]["counts"]
+    assert (counts["D"], counts["other"]) == (9, 6)
+    assert counts.keys() == {"A", "B", "C", "D", "other"}
+
+
+def test_truths_and_dates_in_the_table() -> None:
+    tables = parts_of(made(), 3)
+    day, names = 86400.0, tables[0]["columns"]
+    for table in tables:
+        table["x"] = table["x"].copy()
+        table["x"][:, names.index("age")] = day * (365.0 * 40 + table["x"][:, names.index("age")])
+        table["kinds"] = {**table["kinds"], "age": "date"}
+    rows = {row[0]: row[1] for row in run(tables).tables_["summary"]}
+    smokers = pooled(tables, "smoker").sum()
+    assert rows["smoker, n (%)"] == f"{smokers:.0f} ({smokers / 9.0:.1f})"
+    mean = np.datetime64(int(pooled(tables, "age").mean() / day), "D")
+    assert rows["age, mean (SD)"].startswith(f"{mean} (")
+
+
+def test_columns_of_some_parties() -> None:
+    """Split by rows and by columns at once: each column is that of its holders."""
+    table = made()
+    tables = parts_of(table, 5)
+    shared = [*table.columns[:4], "sex", "ward"]
+    for k, names in enumerate(
+        [shared, shared, shared, ["tails", "weight", "sex"], ["tails", "weight", "sex"]]
+    ):
+        places = [table.columns.index(name) for name in names]
+        words = {name: table.categories[name] for name in names if name in table.categories}
+        tables[k] |= {"x": tables[k]["x"][:, places], "columns": tuple(names), "categories": words}
+        tables[k]["kinds"] = {name: table.kinds[name] for name in names if name in table.kinds}
+    strategy = run(tables, group="ward")
+    check_numbers(strategy, tables)
+    check_correlations(strategy, tables)
+    check_words(strategy, tables)
+    sets = [one["columns"] for one in strategy.details_["correlations"]]
+    assert sets == [[*table.columns[:4]], ["tails", "weight"]]
+    tested = {one["column"] for one in strategy.details_["groups"]["tests"]}
+    assert tested == {*table.columns[:4]}  # those whose holders have the groups as well
+
+
+def test_who_drops_out_between_the_sums_is_in_no_figure() -> None:
+    tables = parts_of(made(), 5)
+    lost = FaultPlan([(4, "method", k, Fault("vanished")) for k in range(4, 12)])
+    strategy = run(tables, faults=lost, threshold=3, attempts=2)
+    check_numbers(strategy, tables[:4])
+    check_correlations(strategy, tables[:4])
+    check_words(strategy, tables[:4])
+
+
+# -- what a node finds of itself
+
+
+def compared(folder: Path, k: int) -> list[dict[str, str]]:
+    """Return what a node wrote of itself that has a text."""
+    with (folder / str(k) / "comparison.csv").open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["text"]]
+
+
+def test_units_and_swapped_columns_are_found_by_their_owner(tmp_path: Path) -> None:
+    tables = parts_of(made(1500), 5)
+    for k in (2, 3):
+        tables[k]["x"] = tables[k]["x"].copy()
+    names = list(tables[0]["columns"])
+    tables[2]["x"][:, names.index("weight")] *= 1000.0
+    pair = [names.index("year"), names.index("age")]
+    tables[3]["x"][:, pair] = tables[3]["x"][:, pair[::-1]]
+    tables[2]["policy"] = NodePolicy(report_checks=True)
+    strategy = run(tables, tmp_path)
+    [unit] = compared(tmp_path, 2)
+    assert (unit["column"], unit["text"][:10]) == ("weight", "about 1e+0")
+    assert "another unit" in unit["text"]
+    swapped = {row["column"]: row["text"] for row in compared(tmp_path, 3)}
+    assert swapped.keys() == {"year", "age"}
+    assert "looks like 'age' of the others" in swapped["year"]
+    assert [row[:2] for row in strategy.tables_["checks"][1:]] == [["partition 2", "weight"]]
+    assert not compared(tmp_path, 0) + compared(tmp_path, 1)
+
+
+def test_a_category_and_a_column_that_are_spelled_otherwise(tmp_path: Path) -> None:
+    tables = parts_of(made(), 4)
+    tables[1]["categories"] = {**tables[1]["categories"], "sex": ("female", "m")}
+    tables[0]["categories"] = tables[2]["categories"] = {
+        "sex": ("f", "m"),
+        "ward": ("A", "B", "C", "D"),
+    }
+    names = list(tables[3]["columns"])
+    tables[3]["columns"] = tuple("Weight" if name == "weight" else name for name in names)
+    strategy = run(tables, tmp_path)
+    rows = strategy.tables_["checks"][1:]
+    assert ["partition 1", "sex", "category 'female' is here alone; others have 'f'"] in rows
+    assert ["partition 3", "Weight", "is here alone; others have 'weight'"] in rows
+    assert any("'female'" in row["text"] for row in compared(tmp_path, 1))
+
+
+def test_ids_that_parties_share_and_those_without_their_zeros(tmp_path: Path) -> None:
+    tables = parts_of(made(), 3)
+    for k, table in enumerate(tables):
+        table |= {"ids": [f"{i:05d}" for i in range(100 * k, 100 * k + len(table["x"]))]}
+        table |= {"alignment_key": KEY}
+    tables[2]["ids"] = [name.lstrip("0") or "0" for name in tables[2]["ids"]]
+    strategy = run(tables, tmp_path)
+    assert strategy.details_["overlap"][0]["shared"] == {1: 200, 2: 0}
+    text = "0 ids are those of partition 2; 200 more would be without capital letters"
+    assert any(
+        row[0] == "partition 1" and row[2].startswith(text) for row in strategy.tables_["checks"]
+    )
+    assert any("200 more" in row["text"] for row in compared(tmp_path, 2))
+
+
+def test_random_signs_of_equal_rows_are_seldom_few() -> None:
+    """The p-value of the mean discrepancy is even where all parties have rows of one law."""
+    levels = []
+    for seed in range(12):
+        folder_rows = parts_of(made(600, seed), 3)
+        kept = [
+            k
+            for k, name in enumerate(folder_rows[0]["columns"])
+            if name in ("age", "tiny", "weight")
+        ]
+        for table in folder_rows:
+            table |= {"x": table["x"][:, kept], "columns": ("age", "tiny", "weight")}
+            table |= {"kinds": {}, "categories": {}, "policy": NodePolicy(report_checks=True)}
+        strategy = run(folder_rows, seed=seed)
+        levels.append("checks" in strategy.tables_)
+    assert sum(levels) <= 1
+
+
+# -- with a budget
+
+
+BOUNDS = {"age": [0, 120], "weight": [0, 200], "sex": ["f", "m"]}
+
+
+def test_noisy_figures_are_within_their_errors(tmp_path: Path) -> None:
+    """Standard errors hold: of 30 runs, three figures each."""
+    table, file = made(3000), tmp_path / "bounds.json"
+    file.write_text(json.dumps(BOUNDS))
+    tables = parts_of(table, 3)
+    age = pooled(tables, "age")
+    found = []
+    for seed in range(30):
+        strategy = run(tables, privacy_epsilon=3.0, bounds=str(file), seed=seed)
+        one, error = column(strategy, "age"), strategy.details_["standard_errors"]["age"]
+        found.append([(one["mean"] - age.mean()) / error["mean"]])
+        found[-1] += [(one["deviation"] - age.std()) / error["deviation"]]
+        found[-1] += [(one["rows"] - len(age)) / error["rows"]]
+    spread = np.sqrt((np.array(found) ** 2).mean(axis=0))
+    assert ((spread > 0.65) & (spread < 1.4)).all(), spread
+    budget = strategy.privacy()["budget"]
+    assert sum(one["epsilon"] for one in budget["releases"]) <= 3.0
+    assert {*strategy.ledger_.by_phase} >= {"method"}
+    assert strategy.details_["categories"]["sex"]["counts"].keys() == {"f", "m", "other"}
+
+
+# -- what is refused
+
+
+def bad(problem: str, tmp_path: Path) -> Any:
+    tables, options = parts_of(made(300), 3), dict[str, Any]()
+    names = list(tables[0]["columns"])
+    match problem:
+        case "infinite":
+            tables[1]["x"] = np.where(np.isnan(tables[1]["x"]), np.inf, tables[1]["x"])
+        case "beyond":
+            options["bound"] = 1000.0
+        case "group":
+            options["group"] = "age"
+        case "no group":
+            options["group"] = "nobody"
+        case "kinds":
+            for table, kind in zip(tables, ("number", "date", "boolean"), strict=True):
+                table |= {"x": table["x"][:, :1], "columns": ("age",), "categories": {}}
+                table["kinds"] = {"age": kind}
+        case "no bounds":
+            options["privacy_epsilon"] = 1.0
+        case "bounds":
+            (tmp_path / "b.json").write_text('{"age": [3, 3]}')
+            options |= {"privacy_epsilon": 1.0, "bounds": str(tmp_path / "b.json")}
+        case "bounds of text":
+            (tmp_path / "b.json").write_text("age 0 120")
+            options |= {"privacy_epsilon": 1.0, "bounds": str(tmp_path / "b.json")}
+        case "key":
+            tables[0] |= {"alignment_key": b"short", "ids": [*map(str, range(len(tables[0]["x"])))]}
+        case "names":
+            tables[2]["columns"] = tuple(names[:-1])
+    return tables, options
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        ("infinite", "FK-VALUES-FINITE"),
+        ("beyond", "FK-VALUES-BOUND"),
+        ("group", "FK-COLUMN-MISSING"),
+        ("no group", "FK-COLUMN-MISSING"),
+        ("kinds", "FK-COLUMN-KIND"),
+        ("no bounds", "FK-BUDGET-BOUNDS"),
+        ("bounds", "FK-BUDGET-BOUNDS"),
+        ("bounds of text", "FK-BUDGET-BOUNDS"),
+        ("key", "FK-KEY-LENGTH"),
+        ("names", "FK-COLUMN-NAMES"),
+    ],
+)
+def test_bad_input_is_refused(problem: str, code: str, tmp_path: Path) -> None:
+    tables, options = bad(problem, tmp_path)
+    with refused(code):
+        run(tables, attempts=1, **options)
