@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused, refuses
-from scipy import optimize
 from scipy.special import expit
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.preprocessing import StandardScaler
@@ -20,7 +18,6 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 from fedkern_flwr.groups.linear_model import LOSS_OF, MODELS, model_columns, model_rows, outputs
 from fedkern_flwr.solvers import dual_subspace as dual
-from fedkern_flwr.solvers import local_hinge
 from fedkern_flwr.solvers.local_solvers import (
     LOSSES,
     Loss,
@@ -79,50 +76,6 @@ def check(loss: Loss, p: Problem, start: np.ndarray = NONE) -> tuple[np.ndarray,
     else:
         check_smooth(loss, p, w)
     return w, memory
-
-
-@pytest.mark.parametrize("shape", [(150, 10), (60, 200)])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_the_hinge_is_the_same_by_exchanges_products_paths_and_proximal_points(
-    shape: tuple[int, int], weighted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    p = problem(*shape, penalty=2.0, c=0.7)
-    weights = 1.0 + 0.5 * np.cos(np.arange(len(p.y))) if weighted else None
-    _, start = solve_local("hinge", *p, NONE, weights)
-    near = p._replace(v=p.v + 0.1 * np.sin(np.arange(len(p.v))))
-    plain = solve_local("hinge", *near, start, weights)
-    known = solve_local("hinge", *near, start, weights, p.x @ p.x.T)
-    asked = []
-    monkeypatch.setattr(local_hinge, "_exchange", lambda *_: asked.append(1))
-    along = solve_local("hinge", *near, start, weights)
-    monkeypatch.setattr(local_hinge, "_along_path", lambda *_: asked.append(2))
-    slow = solve_local("hinge", *near, start, weights)
-    assert set(asked) == {1, 2}
-    for one, other in itertools.pairwise((plain, known, along, slow)):
-        np.testing.assert_allclose(one[0], other[0], rtol=0, atol=1e-11)
-    if weights is None:
-        check_hinge(near, *plain)
-    p = problem(*shape, spread=5.0)  # products of rows are not used where penalties differ
-    check_hinge(p, *solve_local("hinge", *p, NONE, None, p.x @ p.x.T))
-
-
-@pytest.mark.parametrize("shape", [(300, 5), (120, 40)])
-def test_a_solution_is_followed_from_the_nearest_of_several(
-    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing else may solve it: no exchange of rows, and no proximal points."""
-    p = problem(*shape, c=10.0, penalty=10.0)
-    _, start = solve_local("hinge", *p, NONE)
-    near = p._replace(v=p.v + np.sin(np.arange(len(p.v))))
-    right = solve_local("hinge", *near, NONE)
-    assert np.abs(right[1] - start).max() > 0.1 * p.c
-    monkeypatch.setattr(local_hinge, "_exchange", lambda *_: None)
-    monkeypatch.setattr(local_hinge, "_proximal_points", lambda *_: pytest.fail("no path"))
-    far = np.zeros_like(start)
-    for starts in (start, np.stack([far, start]), np.stack([start, far])):
-        found = solve_local("hinge", *near, starts)
-        check_hinge(near, *found)
-        np.testing.assert_allclose(found[0], right[0], rtol=0, atol=1e-11)
 
 
 @settings(max_examples=150)
@@ -406,59 +359,6 @@ def test_one_versus_rest_shares_the_subspace(width: int) -> None:
     found = pooled_objective("hinge", federation.model(), x, y, 1.0)
     np.testing.assert_allclose(found, oracle, rtol=1e-5)
     assert federation.visits <= 7
-
-
-@pytest.mark.parametrize("loss", ["logistic", "squared"])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_restricted_optimum_beats_a_general_solver(loss: dual.Loss, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    n, m, cost = 25, 3, float(10.0 ** rng.uniform(-2, 2))
-    columns = rng.standard_normal((n, m))
-    y = np.where(columns[:, 0] + rng.standard_normal(n) > 0.3, 1.0, -1.0)
-    best = dual.restricted_optimum(loss, columns, y, cost)
-
-    def value(point: np.ndarray) -> float:
-        outputs = columns @ point[:-1] + point[-1]
-        return dual.objective(loss, float(point[:-1] @ point[:-1]), outputs, y, cost)
-
-    at = np.append(best.weights, best.bias)
-    other = optimize.minimize(value, np.zeros(m + 1), method="BFGS", tol=1e-9).x
-    assert value(at) == pytest.approx(value(other), rel=1e-6)
-    assert value(at) <= value(other) * (1.0 + 1e-8)
-    np.testing.assert_allclose(at, other, atol=1e-4)
-    np.testing.assert_allclose(columns.T @ best.duals, best.weights, atol=1e-6 * cost)
-    assert best.duals.sum() == pytest.approx(0.0, abs=1e-6 * cost)
-
-
-@pytest.mark.parametrize("cost", [1e-3, 1.0, 1e4])
-@pytest.mark.parametrize("separable", [False, True])
-def test_the_duality_gap_of_the_hinge_closes(cost: float, separable: bool) -> None:
-    rng = np.random.default_rng(5)
-    columns = 10.0 * rng.standard_normal((60, 4))
-    y = np.where(columns[:, 0] + 30.0 * (not separable) * rng.standard_normal(60) > 8, 1.0, -1.0)
-    best = dual.restricted_optimum("hinge", columns, y, cost)
-    a = y * best.duals
-    assert a.min() >= 0.0
-    assert a.max() <= cost
-    outputs = columns @ best.weights + best.bias
-    primal = dual.objective("hinge", float(best.weights @ best.weights), outputs, y, cost)
-    bound = a.sum() - 0.5 * float(np.sum((columns.T @ best.duals) ** 2))
-    assert primal == pytest.approx(bound, rel=1e-6)
-    assert best.duals.sum() == pytest.approx(0.0, abs=1e-6 * cost)
-    np.testing.assert_allclose(columns.T @ best.duals, best.weights, atol=1e-6 * cost)
-
-
-def test_the_basis_is_orthonormal_and_leaves_out_what_is_rounding() -> None:
-    rng = np.random.default_rng(0)
-    x, sent = rng.standard_normal((30, 4)), rng.standard_normal((30, 7))
-    outputs = x @ (x.T @ sent)
-    basis = dual.orthonormal_basis(sent, outputs)
-    assert basis.shape == (7, 4)
-    columns = x.T @ sent @ basis
-    np.testing.assert_allclose(columns.T @ columns, np.eye(4), atol=1e-6)
-    noisy = dual.orthonormal_basis(sent, outputs + 1e-4 * rng.standard_normal(outputs.shape))
-    assert noisy.shape == (7, 4)
-    assert dual.orthonormal_basis(sent[:, :0], outputs[:, :0]).shape == (0, 0)
 
 
 def test_unsuitable_targets_and_widths_are_refused() -> None:
