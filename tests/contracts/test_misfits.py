@@ -196,7 +196,8 @@ MISFITS: dict[tuple[str, str], tuple[str, Spoil, Table, str]] = {
     (SVM, "step sizes"): ("FK-GROUPS-DIFFER", as_it_is, {"step_sizes": (1, 1, 1)}, ""),
     (SVM, "none may go"): ("FK-GROUPS-LEFT", as_it_is, {"lost_groups": "leave-out"}, ""),
     (SVM, "a single user"): ("FK-GROUPS-SINGLE", drop(3), {}, ""),
-    (SVM, "that refuses"): ("FK-ALONE-REFUSED", drop(3), ALONE, ""),
+    (SVM, "that refuses"): (
+        "FK-ALONE-REFUSED", both(drop(3), change(0, allow_single=True)), ALONE, ""),
     (SVM, "other classes"): ("FK-CLASSES-DIFFER", change(1, classes=(0, 1, 2)), {}, "partition 1"),
     (SVM, "no labels"): ("FK-LABELS-MISSING", change(1, y=None, y_test=None), {}, "partition 1"),
     (SVM, "other columns"): ("FK-COLUMNS-DIFFER", change(1, columns="acb"), {}, "partition 1"),
