@@ -141,7 +141,7 @@ def with_label(table: Table) -> Table:
     return replace(table, x=x, y=None, columns=columns, kinds=kinds, categories=categories)
 
 
-def _positions(values: Floats, found: Floats) -> Floats:
+def _positions(values: NDArray[np.float64], found: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the places of values among those that there are, NaN for a gap."""
     places = np.searchsorted(found, values).astype(np.float64)
     return np.asarray(np.where(np.isfinite(values), places, np.nan))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty import Cut, PowerCutError
-from identities import know_noise, known_node, paid_epsilons
+from identities import know_noise, known, paid_epsilons
 from refusals import raises
 from zoo import WAYS, Found
 
@@ -39,10 +39,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     know_noise(monkeypatch)
 
     def fit(name: str, place: str, faults: Any = None, **more: Any) -> Found:
-        sites = WAYS[name].sites(tmp_path / place, guarded=True)
         policy = NodePolicy(max_epsilon=EPSILON, counting="warn")  # so nothing is paid for twice
-        for k, table in enumerate(sites.tables):
-            table |= {"policy": policy, **known_node(tmp_path / place, k, len(sites))}
+        sites = known(WAYS[name].sites(tmp_path / place, guarded=True, policy=policy))
         keep = {"checkpoint": tmp_path / f"{place}.npz", "attempts": 2}
         return sites.fit(faults=faults, **keep, **more)
 

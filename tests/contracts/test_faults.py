@@ -358,7 +358,7 @@ def test_rounds_go_on_without_those_that_miss_them(name: str, turn: int, case: M
     assert no_secrets(found.sites)
 
 
-@pytest.mark.parametrize("name", ways(ASKS_AGAIN))
+@pytest.mark.parametrize("name", chosen(ASKS_AGAIN, MAIN))
 def test_nodes_that_vanish_again_and_again_change_nothing(name: str, case: Make) -> None:
     quiet = case(name)
     found = quiet.fit(quiet.sites(), Vanishing(8), attempts=40)
@@ -386,15 +386,16 @@ def test_a_party_that_never_answers_is_named_and_nothing_is_made(name: str, case
         assert no_secrets(sites)  # whoever is left has been told
 
 
-@pytest.mark.parametrize(("kind", "code"), [
-    ("lost request", "FK-NODE-SLOW"), ("error", "FK-NODE-FAILED"),
-    ("vanished", "FK-NODE-UNREACHABLE"),
-])  # fmt: skip
-@pytest.mark.parametrize("name", MAIN)
-def test_a_node_without_its_name_ends_the_run(name: str, kind: Any, code: str, case: Make) -> None:
-    quiet = case(name)
+NAMELESS = {"lost request": "FK-NODE-SLOW", "error": "FK-NODE-FAILED"}
+NAMELESS["vanished"] = "FK-NODE-UNREACHABLE"
+
+
+@pytest.mark.parametrize("number", range(len(MAIN)), ids=MAIN)
+def test_a_node_without_its_name_ends_the_run(number: int, case: Make) -> None:
+    quiet, kinds = case(MAIN[number]), list[Any](NAMELESS)
+    kind = kinds[number % len(kinds)]
     sites, gone = quiet.sites(), FaultPlan([(1, "describe", None, Fault(kind))])
-    caught = refuses(code, quiet.fit, sites, gone, node_timeout=0.05, attempts=2)
+    caught = refuses(NAMELESS[kind], quiet.fit, sites, gone, node_timeout=0.05, attempts=2)
     assert caught.party == "node 1001"
     assert not made(sites)
 
@@ -436,7 +437,7 @@ def places(quiet: Case, count: int) -> list[int]:
 def test_a_node_that_starts_anew_is_named(name: str, case: Make) -> None:
     """Its folder alone does not let it go on in the middle of a run."""
     quiet = case(name)
-    for number, place in enumerate(places(quiet, 4)):
+    for number, place in enumerate(places(quiet, 2 + (name in MAIN))):
         sites = quiet.sites()
         party = quiet.parties(quiet.asked[place].phase)[-(number % 2)]
 
@@ -461,7 +462,7 @@ def test_a_node_that_starts_anew_is_named(name: str, case: Make) -> None:
 def test_what_a_node_has_lost_is_made_again(name: str, number: int, case: Make) -> None:
     """Between any two exchanges, at all nodes or at one: never a result of other numbers."""
     quiet, noticed = case(name), 0
-    for k, place in enumerate(places(quiet, 5)):
+    for k, place in enumerate(places(quiet, 3)):
         sites = quiet.sites()
 
         def spoil(sites: Sites = sites, k: int = k) -> None:
@@ -528,7 +529,7 @@ def cuts(quiet: Case) -> list[int]:
 def test_a_run_that_broke_off_ends_with_the_same_result(name: str, number: int, case: Make) -> None:
     """Whether the files of nodes survive or not; before the first checkpoint it starts anew."""
     quiet, resumed = case(name), 0
-    for k, place in enumerate(cuts(quiet)):
+    for k, place in enumerate(cuts(quiet)[number::2]):
         sites = quiet.sites()
         raises(PowerCutError, quiet.fit, sites, Seen(place, cut), **quiet.keeping(sites))
         for path in private(sites) if (k + number) % 2 and name in KEEPS else ():
@@ -547,7 +548,7 @@ def test_a_run_that_broke_off_ends_with_the_same_result(name: str, number: int, 
 
 
 @pytest.mark.promise("resume-same-result")
-@pytest.mark.parametrize("name", PLAIN_ROUNDS)
+@pytest.mark.parametrize("name", ways(PLAIN_ROUNDS))
 def test_rounds_that_some_missed_are_so_after_a_break_down(name: str, case: Make) -> None:
     """A node that missed the round of the checkpoint has its state of that round all the same."""
     quiet, drop = case(name), DropOut(0.2, seed=3)
@@ -565,7 +566,7 @@ def test_rounds_that_some_missed_are_so_after_a_break_down(name: str, case: Make
     assert found.strategy.ledger_.failures == whole.strategy.ledger_.failures != {}
 
 
-@pytest.mark.parametrize("name", ways(AGAIN_AND_RESUMES))
+@pytest.mark.parametrize("name", chosen(AGAIN_AND_RESUMES, MAIN))
 def test_faults_after_a_break_down_do_no_harm_either(name: str, case: Make) -> None:
     """Broken off twice, nodes vanishing all the while; then resumed to its result."""
     quiet, sites = case(name), None
@@ -581,7 +582,7 @@ def test_faults_after_a_break_down_do_no_harm_either(name: str, case: Make) -> N
         raises(PowerCutError, quiet.fit, sites, plan, **given)
 
 
-@pytest.mark.parametrize("name", ways(AGAIN_AND_RESUMES))
+@pytest.mark.parametrize("name", chosen(AGAIN_AND_RESUMES, MAIN))
 def test_a_run_that_lacked_a_party_goes_on_when_it_is_back(name: str, case: Make) -> None:
     """The strategy gave up, the others have erased their files: all is made again."""
     quiet = case(name)

@@ -19,7 +19,7 @@ from conversation import ONLINE as ONLINE_METHODS
 from conversation import TABLES, Asked, asked, kept_seed, watching, with_table
 from flwr.app import Message, MetricRecord, RecordDict
 from refusals import raises, refuses
-from zoo import MAIN, WAYS, chosen, fit
+from zoo import WAYS, chosen, fit
 
 from fedkern_flwr.clients import HybridKernelClient, VerticalKernelClient
 from fedkern_flwr.errors import FedKernError, OptionError, StreamError, SumError, TableError
@@ -179,6 +179,7 @@ def test_hospitals_with_other_landmarks_have_no_sum(way: str, client: Any, tmp_p
 # -- what is counted
 
 
+@pytest.mark.promise("guard-refusals")
 @pytest.mark.parametrize(("error", "counted"), [
     (ValueError("a value of 77"), True), (OptionError("its rows have rank 2"), True),
     (TableError("its labels are of one class"), True), (SumError("they do not fit"), True),
@@ -401,10 +402,11 @@ LASTING |= {".opened", ".answered", ".released", ".last"}
 WHOLE = [name for name, way in WAYS.items() if way.secure]
 #: One way a method.
 FIRST = {WAYS[name].method: name for name in reversed(WHOLE)}
+OTHERS = ("vm-kofl, streams", "fed-cg, rows", "fdskl, two active", "hierarchical-svm, vertical")
 
 
 @pytest.mark.promise("requests-erased")
-@pytest.mark.parametrize("way", chosen(WHOLE, {*MAIN, *FIRST.values(), "vm-kofl, streams"}))
+@pytest.mark.parametrize("way", chosen(WHOLE, {*FIRST.values(), *OTHERS}))
 def test_secrets_are_of_one_run_and_its_end_erases_them(way: str, tmp_path: Path) -> None:
     """Of nodes and of their files; of two runs none is the same."""
     drawn = [secrets_of(way, tmp_path / str(k)) for k in range(2)]

@@ -93,15 +93,51 @@ def value(cell: float) -> Spoil:
     return spoil
 
 
+def every(*names: str, **changes: Any) -> Spoil:
+    """Change all tables, and take these parts away."""
+    return lambda tables: [
+        (table.update(changes), [table.pop(name, None) for name in names]) for table in tables
+    ]
+
+
+def without_columns(*parties: int) -> Spoil:
+    """Leave parties their rows and none of their columns."""
+    return lambda t: [
+        t[k].update({name: t[k][name][:, :0] for name in {"x", "x_test"} & t[k].keys()})
+        for k in parties
+    ]
+
+
+def both(*spoils: Spoil) -> Spoil:
+    return lambda tables: [spoil(tables) for spoil in spoils]
+
+
+def labels_of_all_rows(tables: list[Table]) -> None:
+    """Let the second party label the rows of the first as well."""
+    tables[1]["y"] = np.nan_to_num(tables[1]["y"])
+
+
+def block_of(k: int, other: int) -> Spoil:
+    """Let a party have other columns of the block of another one."""
+    return lambda t: t[k].update({name: t[other][name] for name in ("block", "landmark_seed")})
+
+
+def ids_of(k: int, other: int) -> Spoil:
+    """Let a party have the last row of another one as well, under its id."""
+    return lambda t: t[k].update(ids=np.append(t[k]["ids"][:-1], t[other]["ids"][-1]))
+
+
 def labels_of_all(tables: list[Table]) -> None:
     for table in tables:
         table["y"] = np.full(9, 777.0)
 
 
 FED, FDSKL, SVM = "fed-cg", "fdskl", "hierarchical-svm"
+TWO_ACTIVE = "fdskl, two active"
+NAMELESS = {"ids": None, "ids_test": None}
 STREAM, ACROSS, RANGES = "fdskl, streaming", "hierarchical-svm, vertical", "ranges"
 ENCODERS, GRAM, RLS, ONLINE = "ranges, encoders", "secure-gram", "pof-rls", "pof-mkl"
-NEUTRAL, ALONE = {"missing": "neutral"}, {"allow_single": True}
+NEUTRAL, ALONE, DROP = {"missing": "neutral"}, {"allow_single": True}, {"missing": "drop-row"}
 KEY: Table = {"alignment_key": b"another secret of somebody"}
 FAST: Table = {"num_rounds": 60, "batch": 6, "directions": 3, "step": 900.0, "regularization": 1e-3}
 WHOLE, BOUND = {"min_support": 0}, {"bound": 50.0}
@@ -123,6 +159,27 @@ MISFITS: dict[tuple[str, str], tuple[str, Spoil, Table, str]] = {
         "FK-RANGES-OUTSIDE", change(1, x=np.full((16, 2), 777.0)), {}, "partition 1"),
     (FED, "one hospital"): ("FK-PARTIES-ALONE", drop(0, 1), {}, ""),
     (FED, "rkhs"): ("FK-RKHS-ALONE", drop(1, 2, 3, 4), {"penalty": "rkhs", **ALONE}, ""),
+    (FED, "no hospital"): ("FK-LABELS-NOBODY", drop(0, 1, 2), {}, ""),
+    (FED, "no columns"): ("FK-COLUMNS-NONE", both(drop(3, 4), every("x", "x_test")), {}, ""),
+    (FED, "a block twice"): ("FK-BLOCK-TWICE", block_of(4, 3), {}, ""),
+    (FED, "that of a hospital"): ("FK-BLOCK-TWICE", block_of(4, 0), {}, ""),
+    (FED, "other columns"): ("FK-COLUMNS-DIFFER", change(1, columns=("a", "b")), {}, "partition 1"),
+    (FED, "other ranges"): ("FK-BLOCK-DIFFERS", change(1, ranges=[[0, 2]] * 2), {}, "partition 1"),
+    (FED, "a seed of some"): ("FK-BLOCK-DIFFERS", change(1, landmark_seed=None), {}, "partition 1"),
+    (FED, "other classes"): ("FK-CLASSES-DIFFER", change(1, classes=(0, 1, 2)), {}, "partition 1"),
+    (FDSKL, "no active party"): ("FK-LABELS-NOBODY", drop(0), {}, ""),
+    (FDSKL, "one party"): ("FK-PARTIES-FEW", drop(1, 2, 3), {}, ""),
+    (FDSKL, "no columns"): ("FK-COLUMNS-NONE", without_columns(0, 1, 2, 3), {}, ""),
+    (FDSKL, "columns of one other"): ("FK-PARTIES-ALONE", without_columns(0, 2, 3), {}, ""),
+    (FDSKL, "ids of some"): ("FK-IDS-SOME", change(2, **NAMELESS), {}, ""),
+    (FDSKL, "no ids"): ("FK-ROWS-DIFFER", both(cut(2, 57), every(**NAMELESS)), {}, ""),
+    (FDSKL, "nothing in common"): ("FK-IDS-APART", change(2, ids=range(60)), DROP, ""),
+    (TWO_ACTIVE, "two labels of a row"): ("FK-LABELS-TWICE", labels_of_all_rows, {}, ""),
+    (TWO_ACTIVE, "other classes"): ("FK-CLASSES-DIFFER", change(1, classes=(0, 1, 2)), {}, ""),
+    (TWO_ACTIVE, "one other"): (
+        "FK-PARTIES-ALONE", both(drop(3), without_columns(0)), {}, ""),
+    (TWO_ACTIVE, "who refuses"): (
+        "FK-ALONE-REFUSED", both(drop(2, 3), change(1, allow_single=True)), ALONE, "partition 0"),
     (FDSKL, "rows missing"): ("FK-ROWS-LACKING", cut(2, 57), {}, ""),
     (FDSKL, "another key"): ("FK-IDS-APART", change(2, **KEY), {}, ""),
     (FDSKL, "two parties"): ("FK-PARTIES-ALONE", drop(2, 3), {}, ""),
@@ -139,7 +196,19 @@ MISFITS: dict[tuple[str, str], tuple[str, Spoil, Table, str]] = {
     (SVM, "step sizes"): ("FK-GROUPS-DIFFER", as_it_is, {"step_sizes": (1, 1, 1)}, ""),
     (SVM, "none may go"): ("FK-GROUPS-LEFT", as_it_is, {"lost_groups": "leave-out"}, ""),
     (SVM, "a single user"): ("FK-GROUPS-SINGLE", drop(3), {}, ""),
-    (SVM, "that refuses"): ("FK-ALONE-REFUSED", drop(3), ALONE, ""),
+    (SVM, "that refuses"): (
+        "FK-ALONE-REFUSED", both(drop(3), change(0, allow_single=True)), ALONE, ""),
+    (SVM, "other classes"): ("FK-CLASSES-DIFFER", change(1, classes=(0, 1, 2)), {}, "partition 1"),
+    (SVM, "no labels"): ("FK-LABELS-MISSING", change(1, y=None, y_test=None), {}, "partition 1"),
+    (SVM, "other columns"): ("FK-COLUMNS-DIFFER", change(1, columns="acb"), {}, "partition 1"),
+    (SVM, "an agent more"): ("FK-GROUPS-SHAPE", change(4, group=1), {}, ""),
+    (ACROSS, "labels of a user"): (
+        "FK-ROLE-DATA", change(1, y=np.ones(24), y_test=np.ones(8), classes=(0, 1)), {}, ""),
+    (ACROSS, "other columns"): ("FK-COLUMNS-DIFFER", change(1, columns="ba"), {}, "partition 1"),
+    (ACROSS, "no columns"): ("FK-COLUMNS-NONE", without_columns(0, 1), {}, ""),
+    (ACROSS, "an id at two users"): ("FK-IDS-PARTIES", ids_of(1, 0), {}, ""),
+    (ACROSS, "nothing in common"): (
+        "FK-IDS-APART", both(change(0, **KEY), change(1, **KEY)), DROP, ""),
     (ACROSS, "no owner"): ("FK-GROUPS-OWNER", drop(6), {}, ""),
     (ACROSS, "no ids"): ("FK-IDS-SOME", change(2, ids=None, ids_test=None), {}, ""),
     (ACROSS, "another key"): ("FK-ROWS-LACKING", change(0, **KEY), {}, ""),
@@ -189,7 +258,7 @@ MISFITS: dict[tuple[str, str], tuple[str, Spoil, Table, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.promise("svm-alone", "ids-spelled-alike")
+@pytest.mark.promise("svm-alone", "fdskl-alone", "ids-spelled-alike")
 @pytest.mark.parametrize(("way", "what"), MISFITS, ids=map(": ".join, MISFITS))
 def test_what_does_not_fit_ends_the_run(way: str, what: str, tmp_path: Path, caplog: Any) -> None:
     code, spoil, options, party = MISFITS[way, what]

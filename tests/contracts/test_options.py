@@ -6,6 +6,7 @@ made of it: another good one, those just outside of its range, words that it doe
 
 from __future__ import annotations
 
+import functools
 import json
 import runpy
 import tomllib
@@ -103,15 +104,27 @@ class Begun(Exception):
     """Carries the strategy that an app would start."""
 
 
+@functools.cache
+def config_of(app: str) -> dict[str, Any]:
+    place = Path(str(files("fedkern_flwr.simulations"))) / "apps" / app / "pyproject.toml"
+    return tomllib.loads(place.read_text())["tool"]["flwr"]["app"]["config"]
+
+
 def keys_of(name: str) -> dict[str, Any]:
-    place = Path(str(files("fedkern_flwr.simulations"))) / "apps" / APPS[name] / "pyproject.toml"
-    found = tomllib.loads(place.read_text())["tool"]["flwr"]["app"]["config"]
+    found = config_of(APPS[name])
     return {**found, "method": name, "result": ""} if "method" in found else found
+
+
+@functools.cache
+def server_of(app: str) -> Any:
+    place = Path(str(files("fedkern_flwr.simulations"))) / "apps" / app
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(place)
+        return runpy.run_path(str(place / "server_app.py"))["app"]
 
 
 def begun(name: str, **given: Any) -> Any:
     """Return the strategy that the server of an app starts with these keys."""
-    place = Path(str(files("fedkern_flwr.simulations"))) / "apps" / APPS[name]
     config = {**keys_of(name), "result": ""}
     if name == "kernel-pca":  # all that a method of somebody else takes is one key
         config["options"] = json.dumps(given)
@@ -122,11 +135,9 @@ def begun(name: str, **given: Any) -> Any:
         raise Begun(strategy)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(place)
         patch.setattr(CLASSES[name], "start", start)
-        server: Any = runpy.run_path(str(place / "server_app.py"))["app"]
         try:
-            server(None, Context(1, 1, {}, RecordDict(), config))
+            server_of(APPS[name])(None, Context(1, 1, {}, RecordDict(), config))
         except Begun as found:
             return found.args[0]
     raise AssertionError("nothing was started")

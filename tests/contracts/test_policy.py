@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from conversation import asked, ordered
 from frozen_tables import rows_held_out, rows_that_wait
-from identities import known_node
+from identities import known
 from zoo import WAYS, Sites, Way, fit, new_folder
 
 from fedkern_flwr.errors import FedKernError
@@ -44,9 +44,7 @@ def of_run(way: str | Way, sites: Sites | None = None, **rules: Any) -> str:
 
 def of_known(way: str, change: Callable[[list[Any]], Any] | None = None, **rules: Any) -> str:
     """Return what comes of a run of nodes that know each other; maybe of a second one."""
-    sites = WAYS[way].sites(guarded=True)
-    for k, table in enumerate(sites.tables):
-        table |= known_node(sites.folder, k, len(sites))
+    sites = known(WAYS[way].sites(guarded=True))
     if change is not None:
         assert of_run(way, sites, **rules) in ("", "no figures")
         change(sites.tables)

@@ -469,15 +469,14 @@ def test_of_streams_as_well() -> None:
 
 @pytest.mark.promise("held-out-each-holder")
 @pytest.mark.parametrize("way", ["fed-cg", "hierarchical-svm"])
-@pytest.mark.parametrize("few", [4, 1])
-def test_a_party_with_few_held_out_rows_sends_zeros(way: str, few: int) -> None:
-    """Whoever else there is. Release 6f0b6ef counted them: its limit was on the sum."""
+@pytest.mark.parametrize("few", [[4], [1, 4]])
+def test_a_party_with_few_held_out_rows_sends_zeros(way: str, few: list[int]) -> None:
+    """Whoever else there is; one that has enough hides nobody's, and is not counted alone."""
     sites = WAYS[way].sites(guarded=True)
-    table = sites.tables[0]
-    for name in ("x_test", "y_test", "ids_test"):
-        if name in table:
-            table[name] = table[name][:few]
+    for table, rows in zip(sites.tables, few, strict=False):
+        for name in {"x_test", "y_test", "ids_test"} & table.keys():
+            table[name] = table[name][:rows]
     found = sites.fit().strategy.result()["held_out"]
     own = [len(t["y_test"]) for t in sites.tables if t.get("y_test") is not None]
-    assert own[0] == few
-    assert found["rows"] == sum(n for n in own if n >= 5)
+    enough = [n for n in own if n >= 5]
+    assert found["rows"] == sum(enough) * (len(enough) > 1)

@@ -20,7 +20,6 @@ from refusals import refused, refuses
 
 from fedkern_flwr.align import column_ranges as summed
 from fedkern_flwr.encoding import Encoder
-from fedkern_flwr.encoding import columns as bins
 from fedkern_flwr.encoding.columns import BUCKETS, HASHED, KNOTS, NumberFacts, signed_bucket
 from fedkern_flwr.encoding.encoder import Told, merge_rows
 from fedkern_flwr.groups.linear_model import DIGITS, from_digits, to_digits
@@ -612,39 +611,6 @@ def test_buckets_depend_on_the_secret_and_the_column() -> None:
     assert (one.x != other.x).mean() > 0.9
     assert (one.x[:, 0] != one.x[:, 1]).mean() > 0.8
     assert "6f6e65" not in "".join(key.hex() for key in one.keys.values())  # the secret itself
-
-
-def test_a_split_bin_has_five_rows_where_they_are_spread_evenly() -> None:
-    """Bins are no finer than rows allow: of few rows single values are not told apart."""
-    edges = bins.coarse_edges(1.0)
-    for n in (20, 100, 1000):
-        x = (np.arange(n) + 0.5) / n
-        counts, place = bins.count_bins(x, edges), bins.read_phases(bins.sum_phases(x, 1.0), n, 1.0)
-        fine = bins.fine_edges(counts, -1, (0.5, 0.5), place, 1.0)
-        assert (np.diff(fine) > 0.0).all()
-        public = 2 * 64 + len(edges)  # even ones about two places, powers of two
-        assert len(fine) <= public + n / 5
-        assert bins.count_bins(x, fine).sum() == n
-
-
-def test_what_is_known_to_be_empty_is_not_counted_again() -> None:
-    x = np.array([1.0, 3.0] * 50)
-    counts = bins.count_bins(x, bins.coarse_edges(BOUND))
-    fine = bins.fine_edges(
-        counts, 0, (2.0, 2.0), bins.read_phases(bins.sum_phases(x, BOUND), 100, BOUND), BOUND
-    )
-    assert fine.tolist() == [-BOUND - 0.5, 0.5, 1.5, 2.5, 3.5, BOUND + 0.5]
-
-
-@pytest.mark.parametrize("where", [-9e5, -0.3, 0.0, 2024.0, 1e5])
-@pytest.mark.parametrize("wide", [1e-3, 1.0, 300.0])
-def test_phases_find_most_values_whatever_some_far_ones(where: float, wide: float) -> None:
-    rng = np.random.default_rng(0)
-    x = where + wide * rng.random(1000)
-    x[:150] = rng.uniform(-BOUND, BOUND, 150)
-    middle, length = bins.read_phases(bins.sum_phases(x, BOUND), 1000, BOUND)
-    assert abs(middle - where - wide / 2) < wide / 4
-    assert wide < length < 4 * wide
 
 
 def test_totals_that_contradict_each_other_are_refused() -> None:

@@ -60,41 +60,6 @@ def assert_exact(x: NDArray[np.int64], bits: int, form: Any = np.asarray) -> Non
     assert packed.tolist() == gram.pack(exact(x, x)).tolist()
 
 
-# -- packed matrices
-
-
-@pytest.mark.parametrize("items", [0, 1, 2, 63, 65, 130])
-@pytest.mark.parametrize("dtype", [np.int16, np.uint64, np.float64])
-def test_a_packed_triangle_is_that_of_the_matrix(items: int, dtype: Any, monkeypatch: Any) -> None:
-    half = np.random.default_rng(items).integers(0, 100, (items, items))
-    matrix = (half + half.T).astype(dtype)
-    packed = gram.pack(matrix)
-    np.testing.assert_array_equal(packed, matrix[np.triu_indices(items)])  # row by row
-    assert packed.size == gram.packed_size(items)
-    mirrored = np.triu(matrix)
-    gram.mirror_upper(mirrored)
-    for found in (gram.unpack(packed, items), mirrored):
-        np.testing.assert_array_equal(found, matrix)
-    np.testing.assert_array_equal(gram.packed_diagonal(packed, items), matrix.diagonal())
-    for columns in (np.arange(items)[::-3], np.zeros(0, np.int64)):
-        for room in (8 << 20, 8 * max(1, items) * 2):  # in blocks of two columns
-            monkeypatch.setattr(gram, "_BLOCK_BYTES", room)
-            found = gram.packed_columns(packed, items, columns)
-            np.testing.assert_array_equal(found, matrix[:, columns])
-    assert gram.unpack(packed, items).dtype == found.dtype == packed.dtype == dtype
-
-
-def test_vectors_of_another_length_and_columns_that_are_not_there_are_refused() -> None:
-    for use in (
-        lambda: gram.unpack(np.arange(5), 3),
-        lambda: gram.packed_diagonal(np.arange(7), 3),
-        lambda: gram.packed_columns(np.arange(7), 3, np.array([0])),
-    ):
-        refuses("FK-MESSAGE-SHAPE", use)
-    for columns in ([-1], [0, 3]):
-        refuses("FK-MESSAGE-FIELD", gram.packed_columns, np.arange(6), 3, np.array(columns))
-
-
 # -- products
 
 
@@ -188,33 +153,6 @@ def test_whole_numbers_of_any_type_become_integers(dtype: Any, form: Any) -> Non
     assert support.tolist() == [1, 2, 0]
     for shape in ((0, 3), (2, 0)):
         assert gram.count_values(form(np.zeros(shape)), 1).shape == shape
-
-
-BAD = {0.75: "FK-VALUES-COUNTS", -3.0: "FK-VALUES-COUNTS", 41.0: "FK-VALUES-BOUND"}
-BAD |= dict.fromkeys((math.nan, -math.inf), "FK-VALUES-FINITE")
-
-
-@pytest.mark.parametrize(("value", "code"), BAD.items())
-def test_other_numbers_are_refused_unquoted(value: float, code: str) -> None:
-    x = np.array([[1.0, value]])
-    uses = [lambda: gram.count_values(x, 5), lambda: gram.count_values(sparse.csr_array(x), 5)]
-    if code != "FK-VALUES-COUNTS":
-        uses.append(lambda: gram.quantise(x, 3, 5.0))
-    for use in uses:
-        caught = refuses(code, use)
-        assert f"{value:g}" not in str(caught).replace("infinite", "")
-
-
-def test_tables_and_options_that_cannot_be_summed_are_refused() -> None:
-    one = np.ones((1, 1))
-    for bound in (0, -1, math.nan, math.inf, 2.0**63):
-        refuses("FK-OPTION-RANGE", gram.count_values, one, bound)
-    for fraction, bound in ((-1, 1.0), (2000, 1.0), (3, 0.0)):
-        refuses("FK-OPTION-RANGE", gram.quantise, one, fraction, bound)
-    refuses("FK-OPTION-RANGE", gram.entry_bound, 0, 1, 0)
-    refuses("FK-SUM-OVERFLOW", gram.quantise, one, 63, 1.0)
-    refuses("FK-SHAPE-DIFFERS", gram.count_values, np.ones(3), 1)
-    refuses("FK-COLUMN-NUMBERS", gram.count_values, np.array([["a"]]), 1)
 
 
 @given(st.lists(st.floats(-3, 3), min_size=4, max_size=4), st.integers(0, 40))
@@ -537,16 +475,6 @@ def test_a_refusal_does_not_tell_of_a_single_item() -> None:
         caught = refuses("FK-VALUES-BOUND", server.matrices, [0], items=np.array([item], np.int32))
         texts.add(str(caught))
     assert len(texts) == 1
-
-
-# -- what is summed is what was asked
-
-
-def test_a_sum_is_bound_to_all_that_was_asked() -> None:
-    server = Server()
-    for request in (wire.CountsRequest(**fields()), server.matrix()):
-        other = server.order(replace(request, round=9))
-        refuses("FK-SUM-UNASKED", server.ask, 2, request, server.server.sections(2, [other]))
 
 
 # -- each sum of the rows once

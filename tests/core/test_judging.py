@@ -22,7 +22,6 @@ from fedkern_flwr.judging.figures import (
     bins_of,
     calibrating,
     conformal_place,
-    error_edges,
     fit_sigmoid,
     in_units,
     middles_of,
@@ -418,55 +417,6 @@ def test_files_have_probabilities_and_sets_or_intervals() -> None:
     assert (heads, rows) == (["low", "high"], [["9.0", "11.0"]])
     heads, _ = Calibration(0.9, 0, widths=(1.0, 2.0)).columns(np.zeros((1, 2)), [])
     assert heads == ["low_0", "high_0", "low_1", "high_1"]
-
-
-# -- intervals and sets are those of ranked errors; where the error of messages rises
-
-
-LEVELS = (0.5, 0.8, 0.9, 0.95)
-
-
-def ranked(errors: Any, level: float) -> float:
-    """Return the error that a new one exceeds as seldom as the level says."""
-    return float(np.sort(errors)[math.ceil((len(errors) + 1) * level) - 1])
-
-
-def calibrated(yard: Yardstick, outputs: Any, targets: Any, level: float) -> Calibration:
-    """Return what is fitted where all rows calibrate."""
-    counts = yard.count(outputs, targets, np.ones(len(outputs), bool))
-    return Calibration.fit(yard, yard.split(counts)[1][0], level)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("rows", [25, 40, 501])
-def test_an_interval_ends_with_the_bin_of_the_ranked_error(rows: int, level: float) -> None:
-    rng = np.random.default_rng(rows)
-    outputs, bound = rng.normal(size=(rows, 1)), 3.0
-    y = outputs[:, 0] + 0.3 * rng.standard_t(4, size=rows)
-    width = ranked(np.abs(outputs[:, 0] - y), level)
-    edges = bound * error_edges(64)
-    found = calibrated(Yardstick(0, 1, bound, 64), outputs, y[:, None], level).widths[0]
-    assert found == edges[np.searchsorted(edges, width)]
-    assert np.isfinite(found)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("classes", [2, 3, 5])
-def test_a_set_has_the_whole_bin_of_its_threshold(classes: int, level: float) -> None:
-    """Scores are made of probabilities p such that equal bins of them are equal bins of p."""
-    rng, rows, bins = np.random.default_rng(classes), 300, 64
-    p = rng.dirichlet(np.full(classes, 0.7), rows)
-    true = (p.cumsum(axis=1) > rng.random((rows, 1))).argmax(axis=1)
-    sets = 1.0 - p <= ranked(1.0 - p[np.arange(rows), true], level)
-    bounded = np.clip(2.0 * p - 1.0, -1.0 + 1e-12, 1.0 - 1e-12)
-    scores = bounded / np.sqrt(1.0 - bounded**2)
-    least = scores[sets].min()  # the threshold: it is that of one of these rows
-    outputs = scores[:, 1:] if classes == 2 else scores
-    targets = encode_classes(true.astype(float), tuple(map(float, range(classes))), "here")
-    yard = Yardstick(classes, outputs.shape[1], bins=bins)
-    found = calibrated(yard, outputs, targets, level).sets(outputs)
-    np.testing.assert_array_equal(found, places_of(scores, bins) >= places_of(least, bins))
-    assert (found >= sets).all()
 
 
 # -- drift: where the error of a run's messages rises, and that it is not found elsewhere

@@ -83,14 +83,6 @@ def test_a_row_that_is_a_landmark_has_no_distance_to_it() -> None:
         assert product.mean_distances(np.zeros((0, 2)), np.zeros((4, 2)), kernel).shape == (0,)
 
 
-def test_kernels_are_made_in_place_with_a_width_per_landmark() -> None:
-    distances = np.array([[0.0, 1.0, 2.0], [3.0, 0.5, 0.0]])
-    copy, gammas = distances.copy(), np.array([0.1, 1.0, 2.0])
-    found = kernel_from_distances(distances, gammas)
-    assert found is distances
-    np.testing.assert_allclose(found, np.exp(-gammas * copy), rtol=1e-15)
-
-
 @given(
     st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0, 1e3)), max_size=5),
     st.integers(0, 2**32 - 1),
@@ -127,17 +119,6 @@ def test_widths_per_landmark_are_log_uniform_around_gamma() -> None:
     np.testing.assert_array_equal(found, product.landmark_gammas(0.5, 4000, 3))
     assert not np.isclose(found, product.landmark_gammas(0.5, 4000, 4)).any()
     np.testing.assert_allclose(product.landmark_gammas(1.0, 4000, 3), 2.0 * found, rtol=1e-12)
-
-
-@given(rows=st.integers(0, 10**7), columns=st.integers(0, 10**7))
-def test_chunks_make_up_all_rows_once(rows: int, columns: int) -> None:
-    step = max(1, (1 << 22) // max(1, columns))
-    rows, stop = min(rows, 2000 * step + 1), 0
-    for part in product.row_chunks(rows, columns):
-        assert part.start == stop
-        assert 0 < part.stop - part.start <= step
-        stop = part.stop
-    assert stop == rows
 
 
 # -- landmarks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusals import raises, refused, refuses
-from zoo import fit
+from zoo import fit, quiet
 
 from fedkern_flwr import errors
 from fedkern_flwr.alignment import hash_ids
+from fedkern_flwr.groups.members import check_parties as check_groups
+from fedkern_flwr.groups.messages import SVMFacts
+from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid import parties as hybrid
 from fedkern_flwr.hybrid.messages import HybridDescribeReply
+from fedkern_flwr.judging.figures import Yardstick
 from fedkern_flwr.planning import Allowance, allowance
 from fedkern_flwr.strategies.fed_cg_system import auto_landmarks
-from fedkern_flwr.vertical.messages import VerticalDescribeReply
-from fedkern_flwr.vertical.parties import check_alone as check_vertical_alone
+from fedkern_flwr.vertical.messages import VerticalDescribeReply, VerticalFacts
 from fedkern_flwr.vertical.parties import check_parties as check_vertical
 from fedkern_flwr.vertical.parties import make_plan as make_vertical
 from fedkern_flwr.wire import DescribeReply
@@ -186,38 +190,10 @@ def test_the_matching_was_tested_in_all_directions() -> None:
     assert (lacking[1], lacking[3], lacking[4]) == (1, 0, {f"own {k}": 1 for k in (1, 2, 3)})
 
 
-# -- what does not fit together
+# -- what does not fit together: see tests/contracts/test_misfits.py
 
 ROWS = (1, 2, 3)
 FIRST = hospital(0, ROWS)
-MISFITS: dict[str, tuple[list[HybridDescribeReply], str]] = {
-    "no hospital": ([party(0, ROWS)], "FK-LABELS-NOBODY"),
-    "no features": ([hospital(0, ROWS, features=0)], "FK-COLUMNS-NONE"),
-    "no training rows": ([hospital(0, [], ROWS)], "FK-ROWS-NONE"),
-    "block twice": (
-        [FIRST, party(1, ROWS, block="b"), party(2, [9, 3, 2], block="b")],
-        "FK-BLOCK-TWICE",
-    ),
-    "block twice, hospital": ([FIRST, party(1, [3], block="clinical")], "FK-BLOCK-TWICE"),
-    "other columns": ([FIRST, hospital(1, [4], columns="another")], "FK-COLUMNS-DIFFER"),
-    "other number of them": ([FIRST, hospital(1, [4], features=3)], "FK-COLUMNS-DIFFER"),
-    "other ranges": ([FIRST, hospital(1, [4], square_bound=8.0)], "FK-BLOCK-DIFFERS"),
-    "a seed here, none there": ([FIRST, hospital(1, [4], seeded=False)], "FK-BLOCK-DIFFERS"),
-    **{
-        f"labels: {name}": ([FIRST, hospital(1, [4], **{name: value})], "FK-CLASSES-DIFFER")
-        for name, value in (("outputs", 2), ("labels", "0 2"), ("classes", 0), ("label_bound", 2.0))
-    },
-}
-
-
-@pytest.mark.parametrize("name", MISFITS)
-def test_parties_that_do_not_fit_together_are_refused(name: str) -> None:
-    parties, code = MISFITS[name]
-    for missing in POLICIES:
-        refuses(code, hybrid.make_plan, parties, missing)
-
-
-# -- sums that would show a single party's values
 
 
 @pytest.mark.promise("fedcg-alone")
@@ -267,29 +243,9 @@ def owner(
     return VerticalDescribeReply(**{**fields, **more})
 
 
-def three(**more: Any) -> list[VerticalDescribeReply]:
-    """One active party and two passive ones that know a few more people."""
-    active = owner(0, rows="abcd", tests="ef", **more)
-    return [active, owner(1, others="xfedcba"), owner(2, others="cadbfey")]
-
-
 def spelled(plan: Any, names: dict[int, str]) -> list[str]:
     """Return for each row of a plan how the parties call it."""
     return ["".join(names[p][plan.rows[p][k]] for p in names) for k in range(plan.total)]
-
-
-def test_several_active_parties_have_rows_of_their_own() -> None:
-    first, last = owner(0, "ab", "e", others="cdfg"), owner(2, "dc", "fg", others="eab")
-    parties = [first, owner(1, others="gfedcba"), last]
-    plan = make_vertical(parties, "error")
-    assert plan.actives == (0, 2)
-    assert plan.train == {0: range(0, 2), 2: range(2, 4)}
-    assert plan.test == {0: range(4, 5), 2: range(5, 7)}
-    names = {0: "abecdfg", 1: "gfedcba", 2: "dcfgeab"}
-    assert spelled(plan, names) == [3 * i for i in "abdcefg"]
-    later = make_vertical(parties, "error", predict=True)
-    assert later.train == {0: range(0, 0), 2: range(0, 0)}
-    assert spelled(later, names) == [3 * i for i in "efg"]
 
 
 @given(st.data())
@@ -326,100 +282,28 @@ def test_plans_of_any_tables(data: Any) -> None:
             make_vertical(parties, "error")
 
 
-TWICE = "FK-LABELS-TWICE"
-DIFFER = "FK-CLASSES-DIFFER"
-AB, ABC = owner(0, "ab", others="c"), owner(0, "abc")
-BARE = replace(ABC, named=False)
-VERTICAL: dict[str, tuple[list[VerticalDescribeReply], str]] = {
-    "no active party": ([owner(k, others="abc") for k in (0, 1)], "FK-LABELS-NOBODY"),
-    "one party": ([owner(0, rows="ab")], "FK-PARTIES-FEW"),
-    "two labels of a row": ([ABC, owner(1, rows="c", others="ab")], TWICE),
-    "held out": ([owner(0, "abc", others="d"), owner(1, tests="cd", others="ab")], TWICE),
-    "labels": ([AB, owner(1, "c", others="ab", labels="cats, dogs")], DIFFER),
-    "label_bound": ([AB, owner(1, "c", others="ab", label_bound=2.0)], DIFFER),
-    "no ids at one": ([ABC, owner(1, others="abc", named=False)], "FK-IDS-SOME"),
-    "no ids at the first": ([BARE, owner(1, others="abc")], "FK-IDS-SOME"),
-    "no ids": ([BARE, owner(1, others=range(4), named=False)], "FK-ROWS-DIFFER"),
-    "no features": ([owner(k, rows="abc", features=0) for k in (0, 1)], "FK-COLUMNS-NONE"),
-    "nothing to learn from": ([owner(0, tests="abc"), owner(1, others="abc")], "FK-ROWS-NONE"),
-}
-
-
-@pytest.mark.parametrize("name", VERTICAL)
-def test_columns_that_do_not_fit_together_are_refused(name: str) -> None:
-    parties, code = VERTICAL[name]
-    with refused(
-        code, kind=errors.SmallCohortError if name == "one party" else errors.FedKernError
-    ) as caught:
-        make_vertical(parties, "error")
-    assert "\n" not in str(caught.value)
-
-
-def test_nothing_in_common_is_an_error_whatever_is_allowed() -> None:
-    three = [ABC, owner(1, others="ax"), owner(2, others="bx")]
-    two = [owner(0, rows="ab", tests="c"), owner(1, others="c")]
-    for parties, code, kind in (
-        (three, "IDS-APART", errors.ProtocolError),
-        (two, "ROWS-NONE", errors.CohortError),
-    ):
-        with refused(f"FK-{code}", kind=kind):
-            make_vertical(parties, "drop-row")
-    with refused("FK-TEST-NONE", kind=errors.CohortError):
-        make_vertical([owner(0, rows="ab"), owner(1, others="ab")], "error", predict=True)
-
-
-@pytest.mark.parametrize(("check", "good"), [
-    (hybrid.check_parties, [replace(p, partitions=2) for p in (FIRST, party(1, ROWS))]),
-    (check_vertical, three()),
+@pytest.mark.parametrize(("way", "check"), [
+    ("fed-cg", hybrid.check_parties), ("fdskl", check_vertical),
+    ("hierarchical-svm", check_groups),
 ])  # fmt: skip
-def test_descriptions_are_checked_before_rows_are_matched(check: Any, good: list[Any]) -> None:
+def test_descriptions_are_checked_before_rows_are_matched(way: str, check: Any) -> None:
+    good = list(quiet(way).strategy.parties_.values())
     check(good)
     *others, last = good
     for parties in ([good[0]] * len(good), others):
         raises(errors.PartitionError, check, parties)
+    role = "FK-NODE-ROLE" if check is check_groups else "FK-NODE-METHOD"
+    refuses(role, check, [*others, replace(last, role="client")])
+    if check is check_groups:
+        refuses(role, check, [*others, replace(last, group=-1)])
+        return
     for change, code in (
         ({"test_rows": 5}, "FK-MESSAGE-SHAPE"), ({"spelled": hashes([1])}, "FK-MESSAGE-SHAPE"),
         ({"ids": last.ids[:, :1], "spelled": last.ids[:0, :1]}, "FK-MESSAGE-SHAPE"),
         ({"ids": last.ids.astype(np.uint32)}, "FK-MESSAGE-SHAPE"),
-        ({"role": "client"}, "FK-NODE-METHOD"),
         ({"ids": np.zeros_like(last.ids)}, "FK-IDS-DUPLICATE"),
     ):  # fmt: skip
         refuses(code, check, [*others, replace(last, **change)])
-
-
-# -- a single other party
-
-
-def alone(parties: list[VerticalDescribeReply], allow_single: bool = False) -> None:
-    check_vertical_alone(make_vertical(parties, "error"), parties, allow_single=allow_single)
-
-
-@pytest.mark.promise("fdskl-alone")
-def test_the_phases_of_a_single_other_party_are_not_shown() -> None:
-    """Unless the run and that party allow it; parties without columns do not count."""
-    two = [owner(0, rows="abc"), owner(1, others="abc")]
-    bare = owner(2, others="abc", features=0)
-    labels_alone = owner(0, rows="abc", features=0)
-    for parties in (two, [*two, bare], [labels_alone, two[1], bare]):
-        refuses("FK-PARTIES-ALONE", alone, parties)
-    caught = refuses("FK-ALONE-REFUSED", alone, two, allow_single=True)
-    assert caught.party == "partition 1"
-    two[1] = owner(1, others="abc", allow_single=True)
-    alone(two, allow_single=True)
-    refuses("FK-PARTIES-ALONE", alone, two)
-    alone(three())
-    alone(three(features=0))  # the active party has labels only, two others have columns
-    alone([two[0], owner(1, others="abc", features=0), bare])  # none is shown
-
-
-def test_every_active_party_is_looked_at() -> None:
-    """The first has two others with columns, the second, which has some, has one only."""
-    first, second = owner(0, rows="ab", others="c", features=0), owner(1, rows="c", others="ab")
-    refuses("FK-PARTIES-ALONE", alone, [first, second, owner(2, others="abc")])
-    alone([first, second, owner(2, others="abc", allow_single=True)], allow_single=True)
-    both = [owner(0, rows="ab", others="c"), owner(1, rows="c", others="ab", allow_single=True)]
-    caught = refuses("FK-ALONE-REFUSED", alone, both, allow_single=True)
-    assert caught.party == "partition 0"
 
 
 # -- runs in parts
@@ -468,6 +352,46 @@ def test_runs_in_parts_come_to_the_same(
                 np.testing.assert_allclose(got, right, rtol=1e-9)
         noticed += "FK-STATE-GONE" in str(found.strategy.ledger_.failures)
     assert noticed
+
+
+# -- what an exchange asks for
+
+
+def distances(*hospitals: int) -> wire.DistancesRequest:
+    count, none = len(hospitals), np.zeros(0)
+    about = [np.array(part, np.int32) for part in (hospitals, [3] * count, [0] * count)]
+    return wire.DistancesRequest(
+        hospitals=about[0], trains=about[1], starts=about[2], stops=about[1],
+        rows=(np.arange(3, dtype=np.int32),) * count, kernel="rbf", sampling="U", landmarks=4,
+        basis="fourier", seed_from=-1, model="", model_round=0, save_as=0, landmark_pairs=False,
+        keep_training=False, fixed_gammas=np.ones(1), moments=none,
+        sealed_seed=np.zeros(0, np.uint8),
+    )  # fmt: skip
+
+
+def facts(**own: Any) -> wire.Facts:
+    return wire.Facts(
+        landmarks=4, labels=Yardstick(2, 1, 1.0, 0), block="b", features=2, distance=1.0,
+        budget=None, signed=[], cohorts=defaultdict(int),
+        **{"rows": (3,), "tests": (0,), "wanted": (), **own},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("receiver", [-1, -2])
+def test_no_request_makes_the_server_the_receiver_of_a_sum_of_one_partys(receiver: int) -> None:
+    assert [one.receiver for one in distances(2).sum_specs(facts())] == [2]
+    refuses("FK-ORDER-TERMS", distances(receiver).sum_specs, facts())
+    columns = SVMFacts(columns=2, plan_rows=3, owner=receiver)
+    refuses("FK-ORDER-TERMS", columns.for_agent, 4, receiver)
+    refuses(
+        "FK-ORDER-TERMS", VerticalFacts(32, 1, np.zeros(3, np.uint64)).scores, "scores", 3, receiver
+    )
+
+
+def test_the_bound_of_counts_of_classes_is_of_the_rows_that_are_counted() -> None:
+    """A request that names none of them would let the server choose a bound."""
+    (counts,) = distances().sum_specs(facts(wanted=(wire.CLASS_COUNTS,), rows=(0,), counted=100))
+    assert counts.encoding.bound >= 100.0
 
 
 # -- how many numbers about rows a run may open, as nodes say their share in describe

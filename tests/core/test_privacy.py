@@ -499,7 +499,7 @@ def test_epsilon_of_a_shift_is_that_of_the_analytic_gaussian_mechanism() -> None
 
 @pytest.mark.promise("bounds-are-bounds")
 @pytest.mark.parametrize("bound", [budgets.gaussian_epsilon, budgets.proven_epsilon])
-@pytest.mark.parametrize("mu", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("mu", [0.2, 3.0])
 def test_bounds_are_below_epsilon_as_often_as_they_say(bound: Any, mu: float) -> None:
     rng, true, times = np.random.default_rng(0), budgets.epsilon_of_shift(mu, 1e-5), 200
     found = [

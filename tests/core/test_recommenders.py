@@ -98,23 +98,6 @@ def test_programs_and_scores_done_by_hand() -> None:
     assert rec.item_scores(np.zeros((3, 0)), np.zeros(0)).tolist() == [0.0, 0.0, 0.0]
 
 
-@given(st.integers(2, 12), st.integers(0, 2**32 - 1))
-def test_adding_one_item_at_a_time_comes_to_the_same(size: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(size, size))
-    q, c = x.T @ x + 0.05 * np.eye(size), 3.0 * rng.normal(size=size)
-    a = np.eye(size)[0]
-    for _ in range(200):
-        gradient = q @ a - c
-        worst = int(np.argmin(np.where(a > 0, math.inf, gradient)))
-        if not gradient[worst] < gradient @ a - 1e-12:
-            break
-        fallen = a @ q @ a - 2 * a @ c
-        a = rec._add_one(q, c, a, worst)
-        assert a @ q @ a - 2 * a @ c < fallen + 1e-13
-    np.testing.assert_allclose(a, rec.simplex_qp(q, c), atol=1e-9)
-
-
 def test_programs_that_cannot_be_solved_are_refused() -> None:
     split = np.array([[1.0, 2.0, 0.0], [2.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     for quadratic in (np.ones((3, 3)), -np.eye(3), np.zeros((3, 3)), split):
@@ -193,13 +176,6 @@ def test_scores_are_those_of_cf_komd_with_the_whole_kernel(name: str, subtract: 
         assert not np.delete(found, ITEMS).any()
 
 
-def test_rows_in_chunks_make_the_same_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = of(X, "cf-komd").kernel.mean
-    for chunk in (1, 40, 10_000):
-        monkeypatch.setattr(rec, "_CHUNK", chunk)
-        np.testing.assert_array_equal(of(X, "cf-komd").kernel.mean, whole)
-
-
 @pytest.mark.promise("gram-likes-untold")
 def test_a_matrix_that_is_forged_or_cannot_be_fitted_to_still_ranks() -> None:
     """An error would tell the server, whose matrix it is, what the user likes."""
@@ -221,16 +197,6 @@ def test_a_matrix_that_is_forged_or_cannot_be_fitted_to_still_ranks() -> None:
         some = rec.Recommender(forged, learner, 1e-9)
         for own in (None, np.arange(MANY)):
             assert not np.isnan(some.scores(np.array([1, 4]), own)).any()
-
-
-def test_numbers_take_as_few_bytes_as_they_can() -> None:
-    ends = [(0, 2), (2**16 - 1, 2), (2**16, 4), (2**32 - 1, 4), (2**32, 8), (2**62, 8)]
-    for largest, size in ends:
-        numbers = np.array([[0, 1], [largest, 1]], np.int64)
-        found = rec.compact(numbers)
-        assert found.dtype == f"u{size}"
-        np.testing.assert_array_equal(found.astype(np.int64), numbers)
-    assert rec.compact(np.zeros((0, 0), np.int64)).dtype == "u2"
 
 
 # -- EASE and item-kNN
@@ -596,24 +562,6 @@ def test_a_bad_file_is_one_line_without_its_ids(tmp_path: Path, read: Any) -> No
         assert "s3cret" not in str(caught)
     (tmp_path / "folder.data").mkdir()
     refuses("FK-FILE-FOLDER", read, tmp_path / "folder.data")
-
-
-@pytest.mark.parametrize(("name", "use", "barred"), [
-    ("u.data", load_interactions, (Path, "read_bytes")),
-    ("items.txt", read_catalogue, (Path, "read_bytes")),
-    ("ml.parquet", read_catalogue, (parquet, "ParquetFile")),
-])  # fmt: skip
-def test_what_may_not_be_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, use: Any, barred: tuple[Any, str]
-) -> None:
-    def forbid(*_: Any, **__: Any) -> None:
-        raise PermissionError
-
-    (tmp_path / name).write_bytes(b"1\t1\n")
-    for owner, method in (barred, (Path, "is_file")):
-        monkeypatch.setattr(owner, method, forbid)
-        with refused("FK-FILE-READ", "FK-FILE-FORMAT"):
-            use(tmp_path / name)
 
 
 BAD_RATINGS = ("s3cret", "", "nan", "-inf", "1e999")

@@ -31,7 +31,6 @@ from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations.run import splits
 from fedkern_flwr.simulations.run.datasets import BUILTIN, load_data, read_interactions
 from fedkern_flwr.tables import load_ids, load_table
-from fedkern_flwr.tables.dialect import find_separator
 from fedkern_flwr.tables.parties import PartyTables
 from fedkern_flwr.tables.table import Table, drop_constant_columns
 
@@ -266,7 +265,7 @@ def as_people_write(draw: st.DrawFn) -> list[list[str]]:
     return [["key", "a", "colour", "b", "y"], *(list(row) for row in zip(*columns, strict=True))]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     as_people_write(), st.sampled_from(SEPARATORS), st.booleans(), st.sampled_from(["", "?", "n/a"])
 )
@@ -314,17 +313,6 @@ def test_other_commas_in_cells_change_nothing(text: str) -> None:
     else:
         assert said.kinds["a"] == "category"
     assert not any("decimal comma" in note and "has" in note for note in table.notes)
-
-
-@given(st.sampled_from(SEPARATORS), st.integers(2, 6), st.integers(0, 5))
-def test_what_parts_all_lines_alike_is_the_separator(sep: str, width: int, rows: int) -> None:
-    marks = np.random.default_rng([width, rows]).choice(SEPARATORS, (rows, width, 2))
-    cells = [[f"c{k}" for k in range(width)]]
-    cells += [[f"t {''.join(two)}" for two in row] for row in marks]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "data.csv"
-        path.write_text(written(cells, sep, csv.QUOTE_ALL))
-        assert find_separator(path) == sep
 
 
 def test_what_was_found_is_said_once_and_plain_files_say_nothing() -> None:
@@ -460,7 +448,7 @@ def read_plainly(cells: list[str]) -> tuple[str, list[float], int]:
     return "category", [names.index(cell) if cell in known else np.nan for cell in cells], 0
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.sampled_from(POOLS), st.integers(0, 42), st.lists(st.sampled_from(CELLS), max_size=9))
 @example(POOLS[0], 17, ["red", ""])  # one of 19 cells that are there
 def test_cells_are_read_as_they_are_said_to_be(pool: Any, many: int, others: list[str]) -> None:
@@ -554,12 +542,7 @@ def test_dirichlet_has_exact_counts(
     assert min(part.size for part in everything) >= 1
 
 
-def test_dirichlet_uses_every_row_leaves_no_client_empty_and_skews_with_a_small_alpha() -> None:
-    parts = splits.split_dirichlet(np.arange(100) % 7, 10, 3, rows_per_client=10, alpha=0.1)
-    assert_disjoint(parts, 100, whole=True)
-    assert [part.size for part in splits.split_dirichlet(np.zeros(12), 12, 0, alpha=0.01)] == [
-        1
-    ] * 12
+def test_dirichlet_skews_with_a_small_alpha() -> None:
     y = np.random.default_rng(0).normal(size=2000)  # many labels are split by quantiles
     parts = splits.split_dirichlet(y, 5, 1, 100, alpha=0.05)
     assert np.mean([y[part].std() for part in parts]) < 0.8 * y.std()

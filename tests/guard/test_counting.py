@@ -183,9 +183,6 @@ class Run(Nodes):
         return running
 
 
-REFUSED = r"refused by the rule of counting: 11 numbers would be released about 10 unknowns; take"
-
-
 def test_a_sum_is_refused_when_it_is_ordered() -> None:
     run = Run()
     run.unmask(run.sum("a", 10))

@@ -91,16 +91,6 @@ def test_a_record_survives_in_the_state_of_its_run(record: RunRecord) -> None:
     assert RunRecord.load(context, record.session + "x") == RunRecord(record.session + "x")
 
 
-@pytest.mark.promise("guard-refusals")
-def test_the_third_refusal_is_the_last() -> None:
-    for refusals in range(5):
-        record = RunRecord("run", refusals=refusals)
-        if refusals < 3:
-            record.check()
-        else:
-            refuses("FK-ORDER-OVER", record.check)
-
-
 class Breaking(SummingClient):
     """Fails where it looks at its rows, as a forged request makes it do."""
 

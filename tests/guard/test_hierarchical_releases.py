@@ -100,10 +100,16 @@ def rows(folder: Path, users: int, each: int, *, agents: int = 0) -> Federation:
     return Federation(folder, tables + [{"role": "agent"}] * agents)
 
 
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[Federation, HierarchicalSVM]:
+    """Return nodes with enough rows, and a run of theirs with no options."""
+    nodes = columns(tmp_path_factory.mktemp("usual"), 200)
+    return nodes, nodes.run(partition="vertical")
+
+
 @pytest.mark.promise("svm-agents-counted")
-def test_a_usual_run_by_columns_is_planned_and_a_repeated_one_is_free(tmp_path: Path) -> None:
-    nodes = columns(tmp_path, 200)
-    first = nodes.run(partition="vertical")
+def test_a_usual_run_by_columns_is_planned_and_a_repeated_one_is_free(usual: Any) -> None:
+    nodes, first = usual
     used, visits = nodes.opened(), first.history_[-1]["round"] + 2
     # digits of sums and squares; products, objective and bound of each visit
     assert used == {"group": 8 * COLUMNS + visits * (COLUMNS + 2)}
@@ -123,9 +129,8 @@ def test_a_usual_run_by_columns_is_planned_and_a_repeated_one_is_free(tmp_path: 
     assert nodes.refusals == []
 
 
-def test_a_run_by_columns_that_is_resumed_opens_nothing_twice(tmp_path: Path) -> None:
-    nodes, quiet = (columns(tmp_path / name, 200) for name in ("cut", "quiet"))
-    right = quiet.run(partition="vertical")
+def test_a_run_by_columns_that_is_resumed_opens_nothing_twice(tmp_path: Path, usual: Any) -> None:
+    nodes, (quiet, right) = columns(tmp_path, 200), usual
     keep: Table = {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 2}
     raises(PowerCutError, nodes.run, partition="vertical", stop_at=5, **keep)
     again = nodes.run(partition="vertical", resume=True, **keep)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedkern_flwr.guard.ledger import NodeLedger
+
+if TYPE_CHECKING:
+    from zoo import Sites
 
 
 def pin_identities(folder: Path, nodes: int) -> None:
@@ -37,6 +40,13 @@ def pinned(folder: Path, k: int) -> dict[str, Any]:
     """Return the options of a node whose identity is pinned already."""
     keys = {"identity_key": folder / f"identity-{k}", "trusted_keys": folder / "trusted"}
     return {"state_dir": folder / str(k), **keys}
+
+
+def known(sites: Sites) -> Sites:
+    """Let the nodes of a way know each other, with the ledgers of new nodes."""
+    for k, table in enumerate(sites.tables):
+        table |= known_node(sites.folder, k, len(sites))
+    return sites
 
 
 def paid_epsilons(folder: Path, k: int) -> list[float]:

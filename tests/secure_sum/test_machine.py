@@ -537,7 +537,7 @@ class Sums(RuleBasedStateMachine):
 def test_sums_are_exact_or_nothing_and_no_party_says_too_much(parties: int, k: int | None) -> None:
     machine = type("Sums", (Sums,), {"parties": parties, "k": k})
     steps = settings(
-        max_examples=16 if parties < 30 else 3,
+        max_examples=10 if parties < 30 else 3,
         stateful_step_count=16,
         phases=[Phase.generate],  # the failing steps are told as they are, within seconds
         suppress_health_check=list(HealthCheck),
