@@ -89,7 +89,8 @@ class StreamAccount:
         """
         kept = KeptState.unpack(payload)
         own = [kept.arrays.pop(name) for name in [*kept.arrays] if name.startswith(_OWN)]
-        return cls(**kept.settings, **kept.arrays, own=own)
+        fields: dict[str, Any] = {**kept.settings, **kept.arrays}
+        return cls(**fields, own=own)
 
     @classmethod
     def of_weights(cls, arrays: Mapping[str, NDArray[Any]]) -> StreamAccount:

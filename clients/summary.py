@@ -151,10 +151,10 @@ class SummaryClient(MethodClient):
                 continue
             values = self.x[:, self.columns.index(one.name)]
             if one.kind == "category":
-                names, told = self.categories.get(one.name, ()), self._enough(one.name)
+                names, enough = self.categories.get(one.name, ()), self._enough(one.name)
                 places = [one.words.index(w) if w in one.words else len(one.words) for w in names]
                 places = [
-                    p if w in told else len(one.words) for p, w in zip(places, names, strict=True)
+                    p if w in enough else len(one.words) for p, w in zip(places, names, strict=True)
                 ]
                 codes = np.nan_to_num(values, nan=len(names)).astype(int)
                 values = np.array([*places, np.nan])[codes]

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from .errors import ColumnError, OptionError, TableError
 from .seeding import derive_seed
 from .tables import check_file
-from .tables.arrow import is_number
-from .tables.table import listing, no_such
+from .tables.table import is_number, listing, no_such
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

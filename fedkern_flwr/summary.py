@@ -240,19 +240,19 @@ def moments(plan: Plan, own: Mapping[str, Floats], about: About) -> Terms:
         found["powers"][k] = z.sum() / n, (z**2).sum() / n, (z**3).sum() / n / about.reach[k]
     found["bins"] = np.concatenate([*bins, np.zeros(0)])
     parts: dict[str, list[Floats]] = {"products": [], "known": [], "features": []}
-    for one in plan.sets(about.products):
-        z = np.column_stack([units[k] for k in one])
+    for whole in plan.sets(about.products):
+        z = np.column_stack([units[k] for k in whole])
         there, z = np.isfinite(z).astype(np.float64), np.nan_to_num(z)
-        root, gaps = np.sqrt(about.count[one]), about.gaps[one] > 0.0
+        root, gaps = np.sqrt(about.count[whole]), about.gaps[whole] > 0.0
         part = there[:, gaps]
-        parts["products"].append((z.T @ z / np.outer(root, root))[np.triu_indices(len(one))])
+        parts["products"].append((z.T @ z / np.outer(root, root))[np.triu_indices(len(whole))])
         across = np.outer(root, root[gaps])
         parts["known"] += [
             (z.T @ part / across).ravel(),
-            ((z**2).T @ part / about.count[one][:, None]).ravel(),
+            ((z**2).T @ part / about.count[whole][:, None]).ravel(),
             (part.T @ part / across[gaps]).ravel(),
         ]
-        z = z * (about.scale / about.spread)[one]
+        z = z * (about.scale / about.spread)[whole]
         parts["features"].append(features(z, about.seed).sum(axis=0) / about.rows)
     for name in ("products", "known"):
         found[name] = np.concatenate([*parts[name], np.zeros(0)])

@@ -60,7 +60,9 @@ def read_places(
         found.append([n, centre, scale, reach, spread, rows[one.name] > counts.sum(), decimals])
     figures = np.array(found, np.float64).reshape(-1, 7).T
     sizes = np.array([len(one) for one in bins], np.float64)
-    return About(*figures, np.concatenate([*bins, np.zeros(0)]), sizes, **more)
+    names = ("count", "centre", "scale", "reach", "spread", "gaps", "decimals")
+    by_column: dict[str, Any] = dict(zip(names, figures, strict=True))
+    return About(**by_column, edges=np.concatenate([*bins, np.zeros(0)]), sizes=sizes, **more)
 
 
 def _reach(edges: Floats, counts: Floats, centre: float) -> tuple[float, float]:
@@ -304,17 +306,17 @@ def compare_with_others(
         found.append(Difference(name, "standardised mean difference", shifts[k], p))
         found.append(Difference(name, "Kolmogorov-Smirnov", *distance, text))
     for one in plan.texts:
-        ours, theirs = mine.words[one.name][:-1], others.words[one.name][:-1]
-        if one.name in own and ours.sum() and theirs.sum():
-            value, p = chi_square([ours, theirs])
+        known, rest = mine.words[one.name][:-1], others.words[one.name][:-1]
+        if one.name in own and known.sum() and rest.sum():
+            value, p = chi_square([known, rest])
             found.append(Difference(one.name, "chi-square", value, p))
     for place, part in enumerate(plan.sets()):
         names = [plan.numbers[k].name for k in part]
         rows = others.rows[names[0]]
         if mine.total["features"].shape[0] > place and rows > 1 and names[0] in own:
-            theirs = others.total["features"][place] * others.about.rows / rows
+            mean = others.total["features"][place] * others.about.rows / rows
             rows_of = own_features(own, mine, part)
-            value, p = mean_discrepancy(rows_of, theirs, rows, seed=about.seed)
+            value, p = mean_discrepancy(rows_of, mean, rows, seed=about.seed)
             found.append(Difference(", ".join(names), "mean discrepancy", value, p))
     return found
 

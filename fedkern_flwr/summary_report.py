@@ -142,7 +142,7 @@ class Figures:
             if one.gaps > 0:
                 table.append(["  missing, n (%)", _share(one.gaps, one.rows), *blank])
         for name, counts in self.words.items():
-            test, known = tests.get(name), float(counts.sum())
+            test, there = tests.get(name), float(counts.sum())
             levels = [_level(test["p"]), _level(test["corrected"])] if test else []
             ends = [*[""] * (len(blank) - len(levels)), *levels] if levels else blank
             table.append([f"{name}, n (%)", "", *ends])
@@ -152,7 +152,7 @@ class Figures:
                     own = np.array(test["groups"]["counts"])
                     cells = [_share(n[k], n.sum()) for n in own] + ["", ""]
                 if counts[k] > 0.0 or word != "other":
-                    table.append([f"  {word}", _share(counts[k], known), *cells])
+                    table.append([f"  {word}", _share(counts[k], there), *cells])
             if (gaps := self.gaps(name)) > 0:
                 table.append(["  missing", _share(gaps, float(self.rows[name])), *blank])
         return table

@@ -217,7 +217,7 @@ def read_party(
     """
     import pyarrow as pa
 
-    from . import arrow
+    from . import arrow, cells
 
     how, file_notes = Dialect.of(dialect), tuple[str, ...]()
     if isinstance(data, (str, Path)):
@@ -245,7 +245,7 @@ def read_party(
         repeated = len(ids) - len(np.unique(ids))
     tsv = name.lower().endswith(".tsv")
     labels = [label] if label is not None and label in columns else []
-    read = arrow.read_plainly(columns, [*columns], name, how, tsv=tsv, labels=labels)
+    read = cells.read_plainly(columns, [*columns], name, how, tsv=tsv, labels=labels)
     columns, notes = read.columns, (*file_notes, *read.notes)
     found = None if label is None else columns.pop(label, None)
     return PartyTable(name, columns, found, ids, notes, read.units, repeated)

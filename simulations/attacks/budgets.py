@@ -410,8 +410,10 @@ class ReplayedSum:
     def _release(self, victim: int, values: Floats, times: int) -> Floats:
         order, encoding = self.order, Encoding.of(self.order)
         length = times * order.length
-        own = {"name": order.name, "length": length, "self_masks": order.self_masks}
-        running = self.server.order(SumSpec(encoding=encoding, **own))
+        spec = SumSpec(
+            name=order.name, encoding=encoding, length=length, self_masks=order.self_masks
+        )
+        running = self.server.order(spec)
         known = np.zeros(length, encoding.dtype)
         for p in self.alive:
             party = self.parties[p]

@@ -213,7 +213,7 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
     def summarise(self, entry: Entry) -> dict[str, Any]:
         """Average the results of an entry's draws; tables are those of the first."""
         first = entry.results[0]
-        kept = {name: first[name] for name in ("tables", "details") if name in first}
+        kept: dict[str, Any] = {n: first[n] for n in ("tables", "details") if n in first}
         return {**super().summarise(entry), **kept}
 
     def whole_model(self, strategy: Method, prepared: RowData, kept: Kept) -> Parts:

@@ -21,7 +21,7 @@ def arguments(node: Node) -> dict[str, Any]:
     """Read the rows of a client, and those held out; labels and ids where there are any."""
     if client_of(find_method(str(node.run["method"]))).raw:
         read = node.unencoded(labelled=False, missing="encode")
-        table, held = (None if one is None else with_label(one) for one in read)
+        table, held = with_label(read[0]), None if read[1] is None else with_label(read[1])
         found = node.rows(table, held, "x", "ids")
         found |= {"kinds": table.kinds, "categories": table.categories}
     elif "encoder" in node.config:
