@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -96,15 +97,28 @@ def test_pads_of_two_sums_are_not_mixed(network: Open, monkeypatch: pytest.Monke
     assert len(sealed) >= 2
 
 
-class _Curious(GroupLoop):
+class _Deceitful(GroupLoop):
+    """Orders sums otherwise than the requests declare them."""
+
+    @property
+    def sums(self) -> Any:
+        true, changed = super().sums, copy(super().sums)
+        changed.order = lambda spec, *more: true.order(self.changed(spec), *more)
+        return changed
+
+    def changed(self, spec: SumSpec) -> SumSpec:
+        raise NotImplementedError
+
+
+class _Curious(_Deceitful):
     """Orders the agents' total once more in each exchange, under its other name, over fewer."""
 
-    def _order(self, spec: SumSpec) -> Any:
+    def changed(self, spec: SumSpec) -> SumSpec:
         if spec.name == wire.AGENTS_SUM and self.tick > 3:
             spec = replace(spec, name=wire.LEFT_SUM, self_masks=self.leave_out)
         elif spec.name == wire.AGENTS_SUM:
             spec = replace(spec, cohort=spec.cohort + 1)
-        return super()._order(spec)
+        return spec
 
 
 def with_fewer(strategy: HierarchicalSVM) -> list[list[int]]:
@@ -187,13 +201,12 @@ def test_an_agent_adds_a_term_to_one_kind_of_total(
     refuse(monkeypatch, _Hasty, found, "FK-ORDER-TWICE", faults=lost, timeout=0.3)
 
 
-class _Twofold(GroupLoop):
+class _Twofold(_Deceitful):
     """Opens the total of one exchange twice: over all agents, then over those who answer again."""
 
-    def _order(self, spec: SumSpec) -> Any:
-        if spec.name == wire.AGENTS_SUM:
-            spec = replace(spec, name=wire.LEFT_SUM, self_masks=True)
-        return super()._order(spec)
+    def changed(self, spec: SumSpec) -> SumSpec:
+        left = spec.name == wire.AGENTS_SUM
+        return replace(spec, name=wire.LEFT_SUM, self_masks=True) if left else spec
 
     def _read_total(self) -> Any:
         again = self.tick == 4 and self.attempt == 1

@@ -148,11 +148,16 @@ def test_a_short_run_by_columns_says_how_far_it_came(tmp_path: Path) -> None:
 
 @pytest.mark.promise("svm-agents-counted")
 def test_runs_by_columns_open_no_more_than_the_rows_hide(tmp_path: Path) -> None:
-    """Each C has other messages: the fourth run would be too much; the third is free again."""
+    """Each C has other messages: the fourth run would be too much; the third is free again.
+
+    The first message of a run follows from the labels alone, so it may be that of an earlier one to
+    the last bit, and then it is counted once.
+    """
     nodes = columns(tmp_path, 45)
     for c in (1.0, 3.0, 9.0):
         nodes.run(partition="vertical", C=c, num_rounds=5, tolerance=1e-9)
-    assert nodes.opened()["group"] == 8 * COLUMNS + 3 * 7 * (COLUMNS + 2)
+    visits = (nodes.opened()["group"] - 8 * COLUMNS) / (COLUMNS + 2)
+    assert visits in (3 * 7 - 2, 3 * 7 - 1, 3 * 7)
     with refused("FK-CELLS-NUMBERS"):
         nodes.run(partition="vertical", C=27.0, num_rounds=5, tolerance=1e-9)
     nodes.run(partition="vertical", C=9.0, num_rounds=5, tolerance=1e-9)

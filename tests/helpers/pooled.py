@@ -26,6 +26,7 @@ from fedkern_flwr.kernels.random_features import (
     feature_map,
     gaussian_frequencies,
 )
+from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.online.learning import select_subset
 from fedkern_flwr.online.ridge import kernel_rows
 from fedkern_flwr.scaling import read_ranges
@@ -133,9 +134,9 @@ def plain_online(found: Any, *, weigh: str = "own", drawn: bool = False) -> Pair
         yield strategy.model()[0]["theta"], theta[0]
     if strategy.method == "pof-mkl":
         for k in clients:
-            kept = np.frombuffer(found.contexts[k].state["fedkern"]["payload"], "<f8")
-            yield kept[:n], losses[k]
-            yield kept[2 * n + 2], 0.0 if paper else gaps[k]
+            kept = KeptState.unpack(found.contexts[k].state["fedkern"]["payload"])
+            yield kept.arrays["losses"], losses[k]
+            yield kept.settings["gap"], 0.0 if paper else gaps[k]
 
 
 def _chosen_kernels(strategy: Any, weights: Floats, client: int, number: int) -> Floats:
