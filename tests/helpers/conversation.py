@@ -272,6 +272,11 @@ def requests_of(which: str) -> Iterator[tuple[str, str, Asked]]:
             seen.add(kind)
 
 
+def kept_state(context: Any) -> KeptState:
+    """Return what a node keeps of its run."""
+    return KeptState.unpack(SessionState.load(context).payload)
+
+
 def kept_seed(context: Any) -> bytes:
     """Return the secret that a node has drawn for its run, nothing where it keeps none."""
     payload = SessionState.load(context).payload

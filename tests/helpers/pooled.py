@@ -26,7 +26,6 @@ from fedkern_flwr.kernels.random_features import (
     feature_map,
     gaussian_frequencies,
 )
-from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.online.learning import select_subset
 from fedkern_flwr.online.ridge import kernel_rows
 from fedkern_flwr.scaling import read_ranges
@@ -133,8 +132,10 @@ def plain_online(found: Any, *, weigh: str = "own", drawn: bool = False) -> Pair
     if not alone:
         yield strategy.model()[0]["theta"], theta[0]
     if strategy.method == "pof-mkl":
+        from conversation import kept_state  # which imports the ways, and these this file
+
         for k in clients:
-            kept = KeptState.unpack(found.contexts[k].state["fedkern"]["payload"])
+            kept = kept_state(found.contexts[k])
             yield kept.arrays["losses"], losses[k]
             yield kept.settings["gap"], 0.0 if paper else gaps[k]
 
