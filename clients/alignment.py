@@ -24,6 +24,7 @@ from fedkern_flwr.errors import (
     CheckpointError,
     OptionError,
     ProtocolError,
+    RefusedError,
     StateError,
     TableError,
 )
@@ -120,7 +121,7 @@ class AlignmentClient(Client):
         try:
             return method(request)
         except ProtocolError as error:
-            if error.party:
+            if error.party or isinstance(error, RefusedError):
                 raise
             raise ProtocolError(
                 error.problem, remedy="start align again", party=self.name, code=error.code

@@ -13,11 +13,13 @@ from fedkern_flwr.alignment import AlignmentTags, hash_ids, plain_ids, sort_orde
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.guard import refusal
 from fedkern_flwr.method import MethodClient, answers, contributes
+from fedkern_flwr.plain_text import plain_line
 from fedkern_flwr.summary import (
     MOMENTS,
     NOISY,
     PLACES,
     About,
+    Column,
     Plan,
     as_summed,
     moments,
@@ -28,6 +30,9 @@ from fedkern_flwr.summary_columns import near_name
 from fedkern_flwr.summary_figures import Difference, Totals, compare_with_others
 
 logger = logging.getLogger("fedkern_flwr")
+
+#: Checks whose text quotes names or categories: it stays at the party.
+_TEXTS = ("names", "categories")
 
 Floats = NDArray[np.float64]
 
@@ -99,13 +104,16 @@ class SummaryClient(MethodClient):
         found += self._unknown_words(whole)
         for one in found:
             if one.text:
-                logger.warning("%s: %s: %s", self.name, one.column or one.check, one.text)
+                text = plain_line(f"{one.column or one.check}: {one.text}")
+                logger.warning("%s: %s", self.name, text)
         heads = ["column", "check", "value", "p", "text"]
         self.write_table("comparison", [heads, *([*map(str, astuple(one))] for one in found)])
         if not self.policy.report_checks:
             return None
         return {
-            "flags": [[one.column, one.text] for one in found if one.text and one.check != "names"]
+            "flags": [
+                [one.column, one.text] for one in found if one.text and one.check not in _TEXTS
+            ]
         }
 
     def _enough(self, name: str) -> list[str]:
@@ -128,6 +136,11 @@ class SummaryClient(MethodClient):
                     found.append(Difference(one.name, "categories", np.nan, np.nan, text))
         return found
 
+    def _is(self, one: Column) -> bool:
+        """Return whether a column holds what the public bounds say of it."""
+        own = self.kinds.get(one.name, "number")
+        return own == "category" if one.kind == "category" else own in ("number", "boolean")
+
     def _own(self, told: str) -> tuple[Plan, dict[str, Floats]]:
         """Return the columns of the run, and the values of those that this node adds.
 
@@ -136,22 +149,35 @@ class SummaryClient(MethodClient):
         """
         plan, own = Plan.read(told), dict[str, Floats]()
         least = self.policy.min_parties or self.enough_parties
+        [cohort, *_] = self.secure_sums.party.state.cohorts.values()
+        absent = len(cohort.members) - cohort.threshold  # holders may be among these
         self.rows_chosen = any(len(one.holders) < self.partitions for one in plan.columns)
         for one in plan.columns:
             if self.partition not in one.holders or one.name not in self.columns:
                 if self.partition in one.holders and not one.range:
                     raise refusal("a column that it does not have", code="FK-COLUMNS-DIFFER")
                 continue
-            if len(one.holders) < least and not (self.simulated or self.allow_single):
+            lonely = len(one.holders) < self.partitions and len(one.holders) - absent < least
+            if lonely and not (self.simulated or self.allow_single):
                 logger.warning(
-                    "column %r is held by %d parties only: it is not summed",
+                    "column %r is held by %d parties, of which too few may be there: not summed",
                     one.name,
                     len(one.holders),
                 )
                 continue
             values = self.x[:, self.columns.index(one.name)]
+            if self.budget is not None and not self._is(one):
+                raise self.unfit(
+                    TableError(
+                        f"column {one.name!r} is no {one.kind}, as the public bounds say",
+                        party=self.name,
+                        code="FK-COLUMN-KIND",
+                    )
+                )
             if one.kind == "category":
-                names, enough = self.categories.get(one.name, ()), self._enough(one.name)
+                names = self.categories.get(one.name, ())
+                # noise hides rare ones, and a row that becomes another moves two counts only
+                enough = names if self.budget else self._enough(one.name)
                 places = [one.words.index(w) if w in one.words else len(one.words) for w in names]
                 places = [
                     p if w in enough else len(one.words) for p, w in zip(places, names, strict=True)

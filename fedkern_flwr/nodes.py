@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 import secrets
 import time
@@ -100,8 +99,6 @@ class Nodes:
         The secure sums of the run.
     contributors : dict
         Name of a sum that was declared -> partitions over which it was opened last.
-    weights : dict
-        Name of a sum that was declared -> weight of a number in it: of counts it is less than 1.
     spoilers : set of int
         Partitions whose masks did not fit in the last sum that could not be opened.
     watch : Watch or None
@@ -142,7 +139,6 @@ class Nodes:
         self.listener: Callable[[int, Message], None] | None = None
         self.keeps = self.resumable = False
         self.contributors: dict[str, list[int]] = {}
-        self.weights: dict[str, float] = {}
         self.spoilers: set[int] = set()
         self._nonces: dict[str, str] = {}  # of a run that is resumed
         self._missed: dict[int, int] = {}
@@ -577,10 +573,7 @@ class Nodes:
             name = full.partition("#")[0]
             if name.startswith(counting.OF_NO_ROWS):
                 continue
-            hidden, numbers = (
-                unknowns(name, cohort),
-                math.ceil(numbers * self.weights.get(name, 1.0)),
-            )
+            hidden = unknowns(name, cohort)
             ratio = numbers / max(hidden, 1)
             if ratio > worst.get(name, (-1.0, {}))[0]:
                 worst[name] = ratio, counting.released(name, numbers, hidden)

@@ -305,7 +305,6 @@ class Run:
         )
         self.log.again = []
         self.nodes.contributors[name] = found.contributors[name]
-        self.nodes.weights[name] = step.weight(step.sizes, sum(rows))
         if spec.release is None:
             self.nodes.warn_released(name, self.program.unknowns)
         else:

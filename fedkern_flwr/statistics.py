@@ -54,7 +54,7 @@ def chi_square(table: ArrayLike) -> tuple[float, float]:
     observed = observed[observed.sum(axis=1) > 0.0]
     observed = observed[:, observed.sum(axis=0) > 0.0]
     freedom = (observed.shape[0] - 1) * (observed.shape[1] - 1)
-    if freedom < 1:
+    if min(observed.shape) < 2:
         return np.nan, np.nan
     expected = np.outer(observed.sum(axis=1), observed.sum(axis=0)) / observed.sum()
     found = float(((observed - expected) ** 2 / expected).sum())
@@ -124,6 +124,9 @@ def inflation(correlations: Floats) -> list[float]:
     Infinite where a column follows from others.
     """
     known = np.isfinite(np.diag(correlations))  # a constant column correlates with none
+    unknown = ~np.isfinite(correlations)
+    while (gaps := unknown[np.ix_(known, known)].sum(axis=1)).any():  # never known in one row
+        known[np.flatnonzero(known)[int(np.argmax(gaps))]] = False
     found = np.full(len(correlations), np.nan)
     part = correlations[np.ix_(known, known)]
     if known.any():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from math import isqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from .errors import CohortError, OptionError, ProtocolError
 from .exchange import SumSpec
 from .failure import Failure
-from .guard.cells import counts
 from .privacy import Budget, plan_sum
 from .secure_sum import Encoding, RunningSum
 from .wire import PhaseMessage
@@ -47,16 +45,12 @@ class Sum:
         Euclidean length by which a row that takes another's place moves a client's numbers, at
         most: the handler must see to that. Runs with a budget of privacy need one for each sum, see
         :class:`~fedkern_flwr.method.PrivateMethod`.
-    products : str (default: "")
+    products : str or callable (default: "")
         Of a sum of products of columns, such as second moments: the key with a number for each of
-        the columns. Nodes then ask for two hidden rows for each column.
+        the columns, or what returns their number from the sizes of all keys. Nodes then ask for
+        two hidden rows for each column.
     rounds : bool (default: False)
         Whether a run has several rounds of it. Else a node helps to open one in a run.
-    triangle : bool (default: False)
-        Whether that key has the products themselves, one for each pair of columns, instead.
-    counts : tuple of str (default: ())
-        Keys whose numbers are counts of rows. A count of n rows is log2(n + 1) of the 64 bits of a
-        number, and the nodes' release limit takes it for so much.
     shapes : mapping
         Key -> shape of the array that each client adds, () for a number. Of a declaration none.
     ask : mapping
@@ -69,10 +63,8 @@ class Sum:
     per: Literal["row", "client"] = "row"
     held_out: bool = False
     sensitivity: float | None = None
-    products: str = ""
-    triangle: bool = False
+    products: str | Callable[[Mapping[str, int]], int] = ""
     rounds: bool = False
-    counts: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
     ask: Values = field(default_factory=dict, hash=False)
 
@@ -89,11 +81,6 @@ class Sum:
     def sizes(self) -> dict[str, int]:
         """Key -> how many numbers it has."""
         return {key: int(np.prod(shape)) for key, shape in self.shapes.items()}
-
-    def weight(self, sizes: Mapping[str, int], rows: int) -> float:
-        """Return the weight of a number on average, of so many numbers by key: of counts less."""
-        length, counted = sum(sizes.values()), sum(sizes.get(key, 0) for key in self.counts)
-        return (length - counted + counts(counted, rows)) / max(length, 1)
 
     def split(self, total: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return the totals by key."""
@@ -154,12 +141,12 @@ class Sum:
             everybody=True,
             release=release,
             held_out=self.held_out,
-            products=self._columns(sizes.get(self.products, 0)),
+            products=self.columns(sizes),
         )
 
-    def _columns(self, numbers: int) -> int:
-        """Return of how many columns there are products: w (w + 1) / 2 fill a triangle."""
-        return (isqrt(8 * numbers + 1) - 1) // 2 if self.triangle else numbers
+    def columns(self, sizes: Mapping[str, int]) -> int:
+        """Return of how many columns it has products, by the numbers of each key."""
+        return self.products(sizes) if callable(self.products) else sizes.get(self.products, 0)
 
 
 @dataclass(frozen=True)

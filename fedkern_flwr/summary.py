@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -31,16 +32,23 @@ Floats = NDArray[np.float64]
 Terms = dict[str, Any]
 
 #: Counts of rows in public bins, and on circles.
-PLACES = Sum("places", bound=1.0, counts=("rows", "bins", "strays", "arcs"))
+PLACES = Sum("places", bound=1.0)
+
+
 #: Powers and products, each over the number of values of all parties, or its root; finer bins.
-MOMENTS = Sum(
-    "moments",
-    bound=1.0,
-    per="client",
-    products="products",
-    triangle=True,
-    counts=("rows", "words", "bins", "groups", "cross"),
-)
+def width(sizes: Mapping[str, int]) -> int:
+    """Return of how many columns the second sum has products, by the numbers of each key.
+
+    Products of d numbers fill a triangle; with n columns of gaps they are 2 d n + n² more. Groups
+    and tables of counts are products with the columns of all categories.
+    """
+    d = (isqrt(8 * sizes["products"] + 1) - 1) // 2
+    n = isqrt(d * d + sizes["known"]) - d
+    grouped = sizes["groups"] + sizes["cross"] > 0
+    return max(d, sizes["powers"] // 3 if grouped else 0) + n + sizes["words"] * grouped
+
+
+MOMENTS = Sum("moments", bound=1.0, per="client", products=width)
 #: All at once, of public columns, in units of :func:`noisy_reach`.
 NOISY = Sum("noisy", bound=1.0, sensitivity=1.0)
 

@@ -24,7 +24,18 @@ from .encoding.columns import (
 )
 from .planning import Allowance
 from .statistics import chi_square, kolmogorov_smirnov, mean_discrepancy, welch
-from .summary import FEATURES, NOISY_BINS, About, Plan, features, lengths_of, noisy_reach
+from .summary import (
+    FEATURES,
+    NOISY_BINS,
+    About,
+    Plan,
+    features,
+    lengths_of,
+    moment_shapes,
+    noisy_reach,
+    place_shapes,
+    width,
+)
 
 Floats = NDArray[np.float64]
 
@@ -251,7 +262,8 @@ def read_groups(found: Totals) -> tuple[dict[str, Floats], dict[str, Floats]]:
     size = found.total["groups"].shape[1]
     ends = np.cumsum([size * len(one.words) for one in texts])[:-1]
     cross = np.split(np.rint(found.total["cross"] * found.about.rows), ends) if texts else []
-    return groups, {c.name: t.reshape(size, -1) for c, t in zip(texts, cross, strict=True)}
+    shape = {c.name: (size, len(c.words)) for c in texts}
+    return groups, {c.name: t.reshape(shape[c.name]) for c, t in zip(texts, cross, strict=True)}
 
 
 # -- a node beside the others
@@ -402,20 +414,32 @@ def read_noisy(
 # -- sizes that the nodes' release limits allow
 
 
-def plan_sizes(plan: Plan, allowed: Allowance, rows: float) -> tuple[int, int, bool]:
+def plan_sizes(plan: Plan, allowed: Allowance) -> tuple[int, int, bool]:
     """Return circles, how finely bins are split, and whether there are products of columns.
 
-    A third of the numbers goes to the first sum, the rest to the second. A count of n rows is
-    log2(n + 1) of the 64 bits of a number.
+    A third of the numbers goes to the first sum, the rest to the second. What gaps and groups take
+    is not known yet, see :func:`fits`.
     """
     n, sets = len(plan.numbers), plan.sets()
     products = max(map(len, sets), default=0) <= allowed.columns
     if not allowed.planned or not n:
         return CIRCLES, SPLITS, products
-    weight = np.log2(rows + 1.0) / 64.0
-    first = n * (COARSE + DECIMALS) * weight
-    circles = int(np.clip((allowed.numbers / 3.0 - first) / (4 * n * weight), 0, CIRCLES))
-    taken = first + n * (4 * circles * weight + 3)
+    first = n * (COARSE + DECIMALS) + len(plan.columns)
+    circles = int(np.clip((allowed.numbers / 3.0 - first) / (4 * n), 0, CIRCLES))
+    taken = float(first + n * (4 * circles + 3) + len(plan.columns))
+    taken += sum(len(one.words) + 1 for one in plan.texts)
     taken += products * sum(len(one) * (len(one) + 1) / 2 + 2 * FEATURES for one in sets)
-    splits = int(np.clip((allowed.numbers - taken) / weight / n - 2 * COARSE, 0, SPLITS))
+    splits = int(np.clip((allowed.numbers - taken) / n - 2 * COARSE, 0, SPLITS))
     return circles, splits, products
+
+
+def fits(plan: Plan, about: About, circles: int, allowed: Allowance) -> bool:
+    """Return whether nodes may open both sums, and have enough rows for the products."""
+    first, second = (
+        {name: int(np.prod(shape)) for name, shape in shapes.items()}
+        for shapes in (place_shapes(plan, circles), moment_shapes(plan, about))
+    )
+    if not allowed.planned:
+        return True
+    numbers = sum(first.values()) + sum(second.values())
+    return width(second) <= allowed.columns and numbers <= allowed.numbers

@@ -22,6 +22,7 @@ from fedkern_flwr.summary import (
 from fedkern_flwr.summary_columns import common_columns, public_columns
 from fedkern_flwr.summary_figures import (
     Totals,
+    fits,
     plan_sizes,
     read_correlations,
     read_noisy,
@@ -98,16 +99,22 @@ class Summary(PrivateMethod):
         found = common_columns(told, called, self.group)
         plan, notes = found.plan, found.notes
         allowed = allowance(parties, labels=0, threshold=least)
-        circles, splits, products = plan_sizes(plan, allowed, rows)
+        circles, splits, products = plan_sizes(plan, allowed)
         if allowed.planned:
             self.note_plan(f"{circles} circles, {splits} bins a column", allowed)
-        if not products:
-            self.notes_.append("no correlations: they need two hidden rows for each column")
         asked: dict[str, Any] = {"plan": plan.write()}
         how: Any = {"bound": self.bound, "circles": circles}
         first = yield PLACES(place_shapes(plan, circles), **asked, **how)
         how = {"rows": rows, "group": self.group or "", "products": products}
-        about = read_places(first, plan, self.bound, splits, seed=self.run_seed, **how)
+        for what, lacking in (("products", False), ("group", ""), ("", "")):
+            about = read_places(first, plan, self.bound, splits, seed=self.run_seed, **how)
+            if fits(plan, about, circles, allowed) or not what:
+                break
+            how[what] = lacking
+        if not about.products:
+            self.notes_.append("no correlations: they need two hidden rows for each column")
+        if self.group and not about.group:
+            self.notes_.append(f"no comparison by {self.group!r}: too few rows for its products")
         asked |= vars(about)
         total = yield MOMENTS(moment_shapes(plan, about), **asked)
         asked |= {f"of_{name}": np.asarray(value) for name, value in total.items()}
@@ -124,7 +131,7 @@ class Summary(PrivateMethod):
             names={one.name: one.words for one in plan.texts},
             rows={one.name: totals.rows[one.name] for one in plan.texts},
             correlations=read_correlations(totals),
-            groups=compare_groups(totals) if self.group else {},
+            groups=compare_groups(totals) if about.group else {},
         )
         return self._show(figures)
 

@@ -21,7 +21,6 @@ from ..steps import Sum, split
 from ..tables import take_frame
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
-from ..wire.sums import Order
 from .client import Answer, Client, Handler
 
 Draw = Callable[[Path, NDArray[np.float64], NDArray[np.float64] | None], object]
@@ -263,11 +262,6 @@ class MethodClient(Client):
         self.pin_options({name: given[name] for name in self.pinned if name in given})
         return given, sizes
 
-    def weight(self, order: Order, rows: int) -> float:
-        """Return the weight of a number on average: of a count it is less."""
-        sums = {one.full_name: one for one in self.marked("contributes")}
-        return sums[order.name].weight(self.sizes, rows) if order.name in sums else 1.0
-
     def _by_name(self, request: MethodRequest) -> PhaseMessage:
         sums = {one.name: (one, f) for one, f in self.marked("contributes").items()}
         questions = self.marked("answers")
@@ -318,7 +312,8 @@ class MethodClient(Client):
         else:
             self.record.helped = True
         # masks cancel among those who were asked the same: nobody is summed with a decoy
-        same = asked(request.plain, *request.given)
+        kinds = (f"{array.dtype.str}{array.shape}" for array in request.given)
+        same = asked(request.plain, *kinds, *request.given)
         question = "" if self.budget is None else same
         sums.contribute(name, terms, release=question, common=same.encode())
         return MethodReply(round=request.round, given=())

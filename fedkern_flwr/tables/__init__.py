@@ -239,7 +239,7 @@ def check_file(path: Path, suffixes: Sequence[str] = _SUFFIXES, files: str = FIL
         raise TableError(f"{path} is a directory", remedy=f"give {files}", code="FK-FILE-FOLDER")
     if not is_file:
         raise TableError(f"there is no file {path}", remedy="check the path", code="FK-FILE-READ")
-    if file_kind(path) not in suffixes:
+    if (file_kind(path) if suffixes is _SUFFIXES else path.suffix.lower()) not in suffixes:
         raise TableError(
             f"{path.name} has an unknown suffix", remedy=f"give {files}", code="FK-FILE-SUFFIX"
         )

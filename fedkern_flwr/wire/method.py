@@ -111,6 +111,8 @@ def unpack(
         plain, shapes, sizes = read_json(text)
         values = dict(plain)
         for (name, shape, dtype), flat in zip(shapes, given, strict=True):
+            if any(int(n) < 0 for n in shape):
+                raise ValueError
             values[str(name)] = flat.reshape([int(n) for n in shape]).astype(_dtype(dtype))
         return values, {str(name): int(size) for name, size in sizes.items()}
     except (ValueError, TypeError, AttributeError):

@@ -17,9 +17,11 @@ from scipy import stats
 from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.clients import SummaryClient
+from fedkern_flwr.clients import summary as client_module
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
 from fedkern_flwr.strategies import Summary
+from fedkern_flwr.summary import noisy_terms
 from fedkern_flwr.tables import Table
 
 Floats = Any
@@ -328,7 +330,39 @@ def test_random_signs_of_equal_rows_are_seldom_few() -> None:
     assert sum(levels) <= 1
 
 
+def test_columns_that_are_never_filled_in_one_row_leave_the_others_their_inflation() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 4))
+    x[:200, 0] = x[200:, 1] = np.nan  # as of men and of women
+    found = run([{"x": part, "columns": tuple("abcd")} for part in np.array_split(x, 4)])
+    [one] = found.details_["correlations"]
+    factors = dict(zip(one["columns"], one["inflation"], strict=True))
+    assert one["matrix"][0][1] is None  # unknown
+    assert 1.0 <= factors["c"] < 1.1
+    assert 1.0 <= factors["d"] < 1.1
+
+
 # -- with a budget
+
+
+def test_a_row_moves_what_is_noised_no_farther_than_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rare category that becomes another is not merged: that would move all of its rows."""
+    file, moved = tmp_path / "bounds.json", []
+    file.write_text(json.dumps({"sex": ["f", "m"], "age": [0, 1]}))
+    monkeypatch.setattr(
+        client_module, "noisy_terms", lambda *a: moved.append(noisy_terms(*a)) or moved[-1]
+    )
+    for rare in (4, 5):
+        codes = np.r_[np.zeros(9 - rare), np.ones(rare)]
+        x = np.column_stack([codes, np.full(9, 0.5)])
+        about = {"columns": ("sex", "age"), "kinds": {"sex": "category"}}
+        about |= {"categories": {"sex": ("f", "m")}, "policy": NodePolicy(min_sum_rows=5)}
+        run([{"x": x, **about}] * 3, privacy_epsilon=3.0, bounds=str(file))
+    one, other = (np.concatenate([v.ravel() for v in moved[k].values()]) for k in (0, 3))
+    assert np.abs(one - other).max() > 0.0
+    assert np.linalg.norm(one - other) <= 1.0 + 1e-12
 
 
 BOUNDS = {"age": [0, 120], "weight": [0, 200], "sex": ["f", "m"]}
