@@ -367,9 +367,7 @@ class PartyTable:
         return TableError(problem, remedy=remedy, party=self.party, code=code)
 
 
-def as_numbers(
-    values: ArrayLike, what: str, party: str, remedy: str = "clean the table first"
-) -> Floats:
+def as_numbers(values: ArrayLike, what: str, party: str, remedy: str | None = None) -> Floats:
     """Return values as float64.
 
     Raises
@@ -381,7 +379,7 @@ def as_numbers(
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):  # whose text quotes a value
         problem = f"{what} that are not numbers"
-        raise TableError(problem, party=party, code="FK-COLUMN-NUMBERS") from None
+        raise TableError(problem, remedy=remedy, party=party, code="FK-COLUMN-NUMBERS") from None
 
 
 def _length(*columns: Any) -> int:
