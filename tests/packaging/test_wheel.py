@@ -48,7 +48,8 @@ def test_wheel_holds_one_package_with_every_file_of_the_four_rooms(wheel: Path) 
         f"fedkern_flwr/{prefix}{file.relative_to(ROOT / room).as_posix()}"
         for room, prefix in ROOMS.items()
         for file in (ROOT / room).rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts
+        # what was computed of the papers' tables is of the repository, not of the package
+        if file.is_file() and not {"__pycache__", "results"} & {*file.parts}
     }
     assert held == wanted
 
