@@ -151,7 +151,7 @@ def mark_error(text: str) -> str:
 
 def describe_unanswered(problem: str, code: str) -> str:
     """Return the reason of the error that a node sends in place of the reply of its client."""
-    return mark_error(f"EngineError: {EngineError(problem, code=code)}")
+    return mark_error(f"EngineError: {EngineError(problem, remedy='', code=code)}")
 
 
 def count_failures(failures: Mapping[int, Failure] | None) -> str:
