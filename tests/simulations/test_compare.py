@@ -401,7 +401,8 @@ def test_methods_that_cannot_are_left_out_where_none_is_named() -> None:
     Path("two.csv").write_text("\n".join(["a,b,kind", *rows]))
     preset, left_out = own_table({"data": "two.csv", "label": "kind"}, [])
     assert preset.entries[0][1] == "hierarchical-svm"
-    assert [text.partition(":")[0] for text in left_out] == ["fed-cg", "fdskl", "secure-gram"]
+    methods = [text.partition(":")[0] for text in left_out if not text.startswith("XGBoost")]
+    assert methods == ["fed-cg", "fdskl", "secure-gram"]  # XGBoost where it is not installed
     assert left_out[1].endswith("[FK-COLUMNS-FEW]")
 
 

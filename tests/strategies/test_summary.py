@@ -21,7 +21,6 @@ from fedkern_flwr.clients import summary as client_module
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
 from fedkern_flwr.strategies import Summary
-from fedkern_flwr.summary import noisy_terms
 from fedkern_flwr.tables import Table
 
 Floats = Any
@@ -351,9 +350,13 @@ def test_a_row_moves_what_is_noised_no_farther_than_charged(
     """A rare category that becomes another is not merged: that would move all of its rows."""
     file, moved = tmp_path / "bounds.json", []
     file.write_text(json.dumps({"sex": ["f", "m"], "age": [0, 1]}))
-    monkeypatch.setattr(
-        client_module, "noisy_terms", lambda *a: moved.append(noisy_terms(*a)) or moved[-1]
-    )
+    terms = client_module.noisy_terms
+
+    def record(*given: Any) -> Any:
+        moved.append(terms(*given))
+        return moved[-1]
+
+    monkeypatch.setattr(client_module, "noisy_terms", record)
     for rare in (4, 5):
         codes = np.r_[np.zeros(9 - rare), np.ones(rare)]
         x = np.column_stack([codes, np.full(9, 0.5)])
