@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -19,6 +20,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 settings.load_profile("fedkern")
+# Ray gives its workers the lowest priority: beside the other tests they would hardly ever run.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -50,7 +50,7 @@ def run_program(folder: Path, *arguments: str) -> tuple[Any, str]:
     """Return what the program found, and what it showed on the screen."""
     finished = subprocess.run(
         [sys.executable, str(PROGRAM), *arguments], cwd=folder, env=ENVIRONMENT,
-        capture_output=True, text=True, timeout=500, check=False,
+        capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert "private value" not in finished.stdout
@@ -77,7 +77,7 @@ WHOLE = ("fed-cg", "fdskl", "secure-gram", "hierarchical-svm", "kernel-pca")
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(820)
 @pytest.mark.parametrize("name", [*RUNS, SLOW])
 def test_every_method_is_the_same_on_both_engines(name: str, found: Any) -> None:
     """Nodes raise on both; the result of who is asked again is that of a run without errors."""
@@ -102,7 +102,7 @@ def test_every_method_is_the_same_on_both_engines(name: str, found: Any) -> None
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(820)
 def test_a_run_goes_on_on_the_other_engine(found: Any) -> None:
     """One that was interrupted in process, and one whose node died with its Ray actor."""
     whole = found["quiet"]["pof-mkl"]["outcome"]
@@ -117,7 +117,7 @@ def test_a_run_goes_on_on_the_other_engine(found: Any) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(820)
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam"])
 def test_the_example_of_secure_aggregation_is_the_plain_run(name: str, found: Any) -> None:
     """Of stock Flower; a node is lost on the way, on both."""
@@ -158,7 +158,7 @@ def test_a_bug_in_client_code_is_shown_with_its_place_once(tmp_path: Path) -> No
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(820)
 def test_a_bug_in_client_code_is_shown_on_ray_as_in_process(told: Any) -> None:
     check_bugs(told[0]["ray"]["bugs"]["failures"], told[1])
 
@@ -181,7 +181,7 @@ cluster.shutdown()
 
 
 @pytest.mark.deployment
-@pytest.mark.timeout(520)
+@pytest.mark.timeout(820)
 def test_the_model_of_a_cluster_is_that_of_one_process(tmp_path: Path) -> None:
     """Two nodes of one CPU: both work, files are cleared away, other releases are refused."""
     (tmp_path / "seen").mkdir()
