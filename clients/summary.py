@@ -178,10 +178,8 @@ class SummaryClient(MethodClient):
                 names = self.categories.get(one.name, ())
                 # noise hides rare ones, and a row that becomes another moves two counts only
                 enough = names if self.budget else self._enough(one.name)
-                places = [one.words.index(w) if w in one.words else len(one.words) for w in names]
-                places = [
-                    p if w in enough else len(one.words) for p, w in zip(places, names, strict=True)
-                ]
+                counted, other = {*one.words} & {*enough}, len(one.words)
+                places = [one.words.index(w) if w in counted else other for w in names]
                 codes = np.nan_to_num(values, nan=len(names)).astype(int)
                 values = np.array([*places, np.nan])[codes]
             else:

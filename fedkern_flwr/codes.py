@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import NamedTuple
 
+from .errors import read_codes
 from .options import AUDIT, REMOVED
 
 
@@ -30,10 +29,9 @@ class Cause(NamedTuple):
 
 def known_codes() -> Mapping[str, Mapping[str, Cause]]:
     """Return topic -> code -> cause and remedy, of all errors of the suite."""
-    text = files(__package__).joinpath("codes.toml").read_text(encoding="utf-8")
     found = {
         topic: {code: Cause(*told) for code, told in rows.items()}
-        for topic, rows in tomllib.loads(text).items()
+        for topic, rows in read_codes().items()
     }
     removed = {
         f"FK-REMOVED-{AUDIT.code}": Cause(

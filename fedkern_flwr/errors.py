@@ -9,9 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
-import tomllib
 from functools import cache
-from importlib.resources import files
 
 #: Errors of a disk to which nothing can be written.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -25,11 +23,18 @@ def quoted_code(text: str) -> tuple[str, str]:
     return (text, "") if quoted is None else (text[: quoted.start()], quoted[1])
 
 
+def read_codes() -> dict[str, dict[str, list[str]]]:
+    """Return topic -> code -> cause and remedy, as ``codes.toml`` has them."""
+    import tomllib  # a command without an error needs neither
+    from importlib.resources import files
+
+    return tomllib.loads(files(__package__).joinpath("codes.toml").read_text(encoding="utf-8"))
+
+
 @cache
 def _remedies() -> dict[str, str]:
     """Return code -> what to do, as a line ends with it."""
-    topics = tomllib.loads(files(__package__).joinpath("codes.toml").read_text(encoding="utf-8"))
-    told = {code: remedy for rows in topics.values() for code, (_, remedy) in rows.items()}
+    told = {code: remedy for rows in read_codes().values() for code, (_, remedy) in rows.items()}
     return {code: f"{text[:1].lower()}{text[1:].rstrip('.')}" for code, text in told.items()}
 
 

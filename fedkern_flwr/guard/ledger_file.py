@@ -157,6 +157,9 @@ class LedgerFile:
         OptionError
             It is damaged, cannot be written, or was made by another release.
         """
+        if self._db is not None and self._db.in_transaction:  # whose block says what went wrong
+            yield self._db
+            return
         stays = self._held or self._db is not None
         try:
             self._db = self._db or self._connect()

@@ -413,6 +413,18 @@ def test_a_full_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         ledger_file._begin_log(Full())  # type: ignore[arg-type]
 
 
+def test_an_error_within_an_entry_of_another_has_its_reason_and_undoes_both(tmp_path: Path) -> None:
+    """The file stays open for the outer entry: it says what went wrong, and ends it."""
+    file = ledger_file.LedgerFile(tmp_path, 0)
+    with refused("FK-LEDGER-FILE") as caught, file.held(), file.writing() as outer:
+        outer.execute("CREATE TABLE half (n)")
+        with file.writing():
+            raise sqlite3.OperationalError
+    assert "OperationalError" in str(caught.value)
+    with file.open() as db:
+        assert db.execute("SELECT * FROM sqlite_master WHERE name = 'half'").fetchall() == []
+
+
 def test_a_fault_anywhere_lets_no_answer_go(tmp_path: Path, monkeypatch: Any) -> None:
     """The disk may be full at any time; what was not entered is refused, what was stays."""
     connect, left = sqlite3.connect, [0]
