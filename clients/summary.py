@@ -169,7 +169,7 @@ class SummaryClient(MethodClient):
             if self.budget is not None and not self._is(one):
                 raise self.unfit(
                     TableError(
-                        f"column {one.name!r} is no {one.kind}, as the public bounds say",
+                        f"column {one.name!r} holds no {one.kind}, but the public bounds say so",
                         party=self.name,
                         code="FK-COLUMN-KIND",
                     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from . import drawing
 
 _MOST = 60  # columns that are drawn
 _ACROSS = 5
+_TITLE = 16  # letters in a line above a small histogram
 
 
 def plot_summary(folder: Path, details: Mapping[str, Any]) -> dict[str, Path]:
@@ -46,7 +48,7 @@ def _histograms(folder: Path, columns: list[Any]) -> Path:
     for axes, one in zip(grid, columns, strict=False):
         edges, counts = map(np.asarray, one["histogram"])
         axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=style.colour)
-        axes.set_title(drawing.clean_name(one["name"]), fontsize=7)
+        axes.set_title(fill(drawing.clean_name(one["name"]), _TITLE), fontsize=7)
         axes.set_yticks([])
         axes.set_xticks([edges[0], edges[-1]])
         axes.set_xticklabels([f"{edges[0]:.3g}", f"{edges[-1]:.3g}"], fontsize=6)
@@ -58,13 +60,13 @@ def _histograms(folder: Path, columns: list[Any]) -> Path:
 
 def _correlations(folder: Path, one: Mapping[str, Any], number: int) -> Path:
     names = [drawing.clean_name(name) for name in one["columns"]]
-    figure = drawing.new_figure(min(9.0, 2.0 + 0.25 * len(names)))
+    figure = drawing.new_figure(min(5.0, 2.0 + 0.25 * len(names)))  # it is as wide as the page
     axes = figure.add_subplot()
     matrix = np.array(one["matrix"], np.float64)
     image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1.0, vmax=1.0)
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
     axes.set_yticks(range(len(names)), names, fontsize=7)
-    figure.colorbar(image, ax=axes, shrink=0.8, label="correlation")
+    figure.colorbar(image, ax=axes, fraction=0.046, label="correlation")
     return drawing.save_figure(figure, folder / f"correlations-{number}", svg=False)
 
 
