@@ -154,8 +154,8 @@ def test_what_is_wrong_is_noticed(line: str, what: str) -> None:
 
 # -- methods
 
-HEADINGS = ["What it computes", "When to use it", "Ten lines", "What each party sees"]
-HEADINGS += ["Paper versus ours", "Expected results", "Limits"]
+HEADINGS = ["What it computes", "When to use it", "Quick start", "Protocol"]
+HEADINGS += ["What each party sees", "Limits"]
 
 
 def sections(page: str) -> dict[str, str]:
@@ -176,8 +176,8 @@ def rows(text: str, head: str) -> list[list[str]]:
 def test_all_methods_have_a_page_with_the_same_headings_and_their_options(page: str) -> None:
     assert set(" ".join(methods for _, methods in PAGES.values()).split()) == set(METHODS)
     assert list(sections(page)) == HEADINGS
-    assert "(options.md#" in sections(page)["Ten lines"]
-    blocks = re.findall(r"```python\n(.*?)```", sections(page)["Ten lines"], flags=re.S)
+    assert "(options.md#" in sections(page)["Quick start"]
+    blocks = re.findall(r"```python\n(.*?)```", sections(page)["Quick start"], flags=re.S)
     assert blocks
     for block in blocks:
         compile(block, page, "exec")
@@ -197,7 +197,7 @@ def expectations() -> list[Any]:
         pytest.param(*row, id=name, marks=() if name in QUICK else pytest.mark.long)
         for page in PAGES
         if (DOCS / f"{page}.md").is_file()
-        for number, row in enumerate(rows(sections(page)["Expected results"], head))
+        for number, row in enumerate(rows(sections(page)["Quick start"], head))
         for name in [f"{page}-{number}"]
     ]
 
@@ -358,7 +358,8 @@ def test_every_method_links_to_figures_with_the_commands_that_made_them() -> Non
 # Python runs in an empty folder, lines of a console in one with tables of the names that the pages
 # have. Left out is what a comment above a block says: ``<!-- not run by the tests: why -->``. The
 # quick start is in ``test_long_pages.py``.
-FILES = {name: ROOT / f"docs/{name}.md" for name in PAGES} | {"README": ROOT / "README.md"}
+FILES = {name: ROOT / f"docs/{name}.md" for name in [*PAGES, "streams"]}
+FILES["README"] = ROOT / "README.md"
 BLOCK = re.compile(
     r"^(?:<!-- not run by the tests: ([^\n]*) -->\n)?```(\w*)\n(.*?)^```", re.M | re.S
 )
@@ -386,7 +387,8 @@ def test_what_is_left_out_is_little() -> None:
     left = [(one.page, one.left_out) for one in blocks() if one.left_out]
     assert left == [
         ("online-methods", "minutes, data of others, servers"), ("kernel-pca", "servers"),
-        ("README", "minutes"), ("README", "minutes"), ("README", "servers, minutes"),
+        ("streams", "waits for rows"), ("README", "minutes"), ("README", "minutes"),
+        ("README", "servers, minutes"),
     ]  # fmt: skip
 
 
