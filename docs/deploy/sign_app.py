@@ -2,7 +2,7 @@
 
 ``sign_app.py sign KEY APP.fab`` writes ``APP.json`` with a signature. ``sign_app.py serve FOLDER``
 replaces Flower Hub at http://127.0.0.1:8002 for the apps in that folder. A file has the name of its
-app and version: ``fed-cg-0.2.0.fab``.
+app and version: ``fed-cg-0.1.0.fab``.
 """
 
 from __future__ import annotations
