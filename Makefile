@@ -74,7 +74,7 @@ typecheck: $(VENV)/.dev
 	cd $(TREE)/.. && MYPYPATH=. $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml \
 		--cache-dir $(CURDIR)/.mypy_cache -p fedkern_flwr
 
-# Some benchmarks at smaller sizes, and their figures in docs/benchmarks.md; minutes.
+# Some benchmarks at smaller sizes, and their figures in benchmarks/results/quick.md; minutes.
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/run.py run --quick --json build/bench.json
 	$(BIN)/python benchmarks/run.py table build/bench.json

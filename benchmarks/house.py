@@ -23,9 +23,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ("fedkern_flwr", "strategies", "clients", "simulations")
 ROOMS = (*SOURCE, "tests", "benchmarks")
-#: Pages that nobody writes by hand.
+#: Pages that nobody writes by hand, and the measurements, which are tables.
 GENERATED = ("simulations/papers/results/", "docs/api/", "docs/claims.md", "docs/exchanges.md")
 GENERATED += ("docs/node-packages.md", "docs/options.md", "docs/troubleshooting.md")
+GENERATED += ("docs/node-keys.md", "benchmarks/results/")
 #: Method -> what its files are called in the rooms.
 METHODS = {
     "POF-MKL, baselines": "online|pof_mkl|average|kofl|per_fed_avg|local_only|baselines|account",

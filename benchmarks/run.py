@@ -1,7 +1,7 @@
 """Run benchmarks and collect their figures: ``run.py list``, ``run.py run``, ``run.py table``.
 
 Each script of this folder runs in a process of its own. The figures of all go to one JSON file with
-versions, date and number of cores, from which ``table`` writes the table in docs/benchmarks.md.
+versions, date and number of cores, from which ``table`` writes ``results/quick.md``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from rich.table import Table
 from fedkern_flwr.simulations.methods.experiment import versions
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+PAGE = HERE / "results" / "quick.md"
 NO_SCRIPTS = ("common", "run")
 #: Minutes in all with ``--quick``; the others need servers, Ray, figures or more time.
 QUICK = (
@@ -94,17 +93,11 @@ def run(
 @app.command()
 def table(
     json_file: Annotated[Path, typer.Argument(help="Made by run --json.")],
-    page: Annotated[Path, typer.Option(help="Page with the two markers.")] = PAGE,
+    page: Annotated[Path, typer.Option(help="File to write.")] = PAGE,
 ) -> None:
-    """Write the table of figures into the documentation."""
-    text = page.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        console.print(f"{page} lacks the lines {BEGIN} and {END}")
-        raise typer.Exit(2)
+    """Write the table of figures."""
     made = markdown(json.loads(json_file.read_text()))
-    page.write_text(f"{before}{BEGIN}\n\n{made}\n{END}{after}")
+    page.write_text(f"# Benchmarks at smaller sizes\n\nWritten by `make bench`.\n\n{made}")
 
 
 def markdown(results: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
-"""Signs Flower apps, and hands them to a SuperLink on this machine.
+"""Sign Flower apps, and serve them to a SuperLink on this machine.
 
 ``sign_app.py sign KEY APP.fab`` writes ``APP.json`` with a signature. ``sign_app.py serve FOLDER``
-answers what a SuperLink asks Flower Hub, at http://127.0.0.1:8002, about the apps in that folder.
-A file is called as its app and version are: ``fed-cg-0.2.0.fab``.
+replaces Flower Hub at http://127.0.0.1:8002 for the apps in that folder. A file has the name of its
+app and version: ``fed-cg-0.1.0.fab``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sign(key: Path, app: Path) -> None:
 
 
 class Hub(SimpleHTTPRequestHandler):
-    """Answers where an app is, and who has signed it; hands out the file."""
+    """Reply with the address of an app and its signatures; serve the file."""
 
     def do_POST(self) -> None:
         """Answer ``/v1/hub/fetch-fab``."""

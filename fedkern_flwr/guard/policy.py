@@ -35,23 +35,23 @@ _HEAD = "# What this node takes part in. A line that begins with # is the defaul
 RULES: Mapping[str, str] = {
     "methods": "names under which runs may be opened; all if empty",
     "min_parties": "least number of parties in a sum; by default 2 where the method says so",
-    "colluders": "parties that may work with the server: sums need so many more",
+    "colluders": "parties that may work with the server; added to min_parties",
     "min_own_rows": "least number of own rows, and of rows that sums tell apart",
-    "min_sum_rows": "least number of declared rows behind a sum",
+    "min_sum_rows": "least number of declared rows in a sum",
     "min_evaluation_rows": "least number of held-out rows of each party in figures",
-    "require_secure_sums": "refuse runs that sum in plain",
+    "require_secure_sums": "refuse runs without secure sums",
     "require_pinned_identities": "refuse runs without pinned identities",
-    "max_evaluations": "how often figures about the same held-out rows are reported, in all runs",
+    "max_evaluations": "how often figures of the same held-out rows are reported, in all runs",
     "report_checks": "report to the server in which columns a summary finds the node unlike others",
-    "counting": "more numbers than unknowns over all runs: refuse, or warn",
+    "counting": "above the release limit (more numbers than unknowns, all runs): refuse, or warn",
     "allow_party_change": "let a run have one party more or less than an earlier one",
-    "allow_small_sums": "do not count numbers and unknowns",
-    "allow_recovery": "let others hold shares of the node's seeds, so that sums survive it",
+    "allow_small_sums": "switch the release limit off",
+    "allow_recovery": "give others shares of the node's seeds, so that sums survive its drop-out",
     "max_epsilon": "largest epsilon of a row in all runs; runs without noise are refused",
-    "max_delta": "with max_epsilon: largest delta of a run, the chance that its promise is broken",
-    "max_binary_columns": "most own columns of two values where others open values of single rows",
-    "permanent_ids": "with budgets: an id is one person for good, other ids are other people",
-    "strata": "columns whose values are kept apart when rows are frozen in blocks",
+    "max_delta": "with max_epsilon: largest delta of a run, the chance that epsilon does not hold",
+    "max_binary_columns": "most own two-valued columns where others open values of single rows",
+    "permanent_ids": "with budgets: an id always means the same person",
+    "strata": "columns with one value in each block of frozen rows",
     "labels": "columns without which a row waits, and is in no block",
     "held_out": "hold out a fifth of the rows of a node without test-data",
 }
@@ -61,65 +61,63 @@ _FREEZE = ("strata", "labels", "held_out")
 
 @dataclass(frozen=True, kw_only=True)
 class NodePolicy:
-    """The rules of a node.
+    """State what a node takes part in.
 
     Attributes
     ----------
     methods : tuple of str
-        Methods that it takes part in, by the names under which runs are opened; all if empty. The
-        server gives that name: which phases a node answers is decided by the app that it runs.
+        Names under which runs may be opened; all if empty. The server gives that name: the app at
+        the node decides which requests are answered.
     min_parties : int, optional
-        Least number of parties in a sum, and of those that were in every cohort with which its rows
-        were summed. By default 3, or 2 where the method states that two do.
+        Least number of parties in a sum, and of parties common to all cohorts of its rows. Default:
+        3, or 2 if the method states that two suffice.
     colluders : int
-        Parties that may work with the server: both numbers of parties are larger by it.
+        Number of parties that may work with the server; added to ``min_parties``.
     min_own_rows : int
-        Least number of rows with which it takes part, if it has any; and least number of rows that
-        the sums of all its runs tell apart from the others.
+        Least number of the node's rows, and of rows that sums of all runs may separate from others.
     min_sum_rows : int
-        Least number of declared rows behind a sum.
+        Least number of declared rows in a sum.
     min_evaluation_rows : int
-        Least number of held-out rows of each party in figures. One with fewer sends zeros.
+        Least number of held-out rows of each party in figures. A party with fewer sends zeros.
     require_secure_sums : bool
-        Whether it refuses runs in which it would send its part in plain.
+        Whether to refuse runs without secure sums.
     require_pinned_identities : bool
-        Whether it refuses runs in which it cannot check who the others are.
+        Whether to refuse runs in which the other parties' identities cannot be checked.
     max_evaluations : int
-        How often figures about the same held-out rows are reported in all runs. With 0 none are.
+        How often figures about the same held-out rows are reported, in all runs; 0 for never.
     report_checks : bool
-        Whether the server is told in which columns a summary finds this node unlike the others. Its
-        owner reads it in any case.
+        Whether the server gets the columns in which a summary finds this node unlike others. The
+        owner reads them in any case.
     counting : {"refuse", "warn"}, optional
-        What happens where more numbers would be opened about rows than they have unknowns, over
-        all runs. By default ``refuse``; ``warn`` for the sums of a mod, which no limit fits.
+        What happens above the release limit: more numbers than unknowns, over all runs. Default:
+        ``refuse``, but ``warn`` for the sums of a mod, which no limit fits.
     allow_party_change : bool
-        Whether a run may have one party more or less than an earlier one about the same rows. The
-        difference of their sums is that party's.
+        Whether the parties may differ by one from an earlier run of the same rows. The difference
+        of the sums is that party's.
     allow_small_sums : bool
-        Whether the rule of counting does not apply.
+        Whether to switch the release limit off.
     allow_recovery : bool
-        Whether shares of its seeds are held by others, so that a sum can be opened if it vanishes.
+        Whether others get shares of its seeds, so that a sum can be opened if the node drops out.
     max_epsilon : float
-        Largest epsilon that one of its rows may lose, in all runs of all methods together. With it
-        runs that add no noise are refused, and the node needs pinned identities, a ``state_dir``
-        and a ledger in it.
+        Largest epsilon of one row, in all runs together. If finite, runs without noise are refused,
+        and the node needs pinned identities and a ``state_dir`` with a ledger.
     max_delta : float
-        With it: largest delta of a run. Nor may a run count on nobody who tells the noise that he
-        added.
+        Largest delta of a run, if ``max_epsilon`` is finite. The run must then also allow for one
+        colluding party that reveals its noise.
     max_binary_columns : int, optional
-        Most columns of two values with which it answers where another party opens values of single
-        rows, from which it computes such columns. By default it answers and warns.
+        Most two-valued columns with which it answers if another party opens values of single rows,
+        and so could compute such columns. Default: answer and warn.
     permanent_ids : bool
-        Whether an id of the table is one person for good, and never another's. Then runs about
-        other ids do not add up; by default all runs do.
+        Whether an id always means the same person. Then the epsilon of runs about other ids does
+        not add up. Default: all runs add up.
     strata : tuple of str
-        Columns whose values are kept apart when the node's rows are frozen: each block has rows of
-        one value of each. Rows without a value wait. In the file: ``[freeze] strata``.
+        Columns with a single value in each block of frozen rows. Rows without a value wait. In the
+        file: ``[freeze] strata``.
     labels : tuple of str
         Columns without which a row waits. In the file: ``[freeze] labels``.
     held_out : bool
-        Whether a node without ``test-data`` holds out a fifth of its rows, for good. Else it learns
-        from all of them, and reports no figures. In the file: ``[freeze] held_out``.
+        Whether a node without ``test-data`` holds out a fifth of its rows for good. Otherwise it
+        learns from all, and reports no figures. In the file: ``[freeze] held_out``.
     """
 
     methods: tuple[str, ...] = ()

@@ -34,6 +34,7 @@ from fedkern_flwr.simulations.methods.registry import METHODS
 from fedkern_flwr.tables import load_table
 
 DOCS, COMMANDS = ROOT / "docs", CommandLine(ROOT)
+README, RESULTS = ROOT / "README.md", ROOT / "benchmarks/results/README.md"
 
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="no source tree here")
 
@@ -42,7 +43,7 @@ def pages() -> Iterator[Path]:
     """Yield all Markdown that people read."""
     yield from sorted(ROOT.glob("*.md"))
     yield from sorted(DOCS.rglob("*.md"))
-    yield ROOT / "benchmarks/README.md"
+    yield from (ROOT / "benchmarks/README.md", RESULTS)
     yield from sorted(ROOT.glob("simulations/apps/*/README.md"))
 
 
@@ -103,7 +104,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
 def commands() -> dict[str, set[str]]:
     """Return command line -> the pages that print it."""
     found: dict[str, set[str]] = {}
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+    for page in [README, RESULTS, *sorted(DOCS.rglob("*.md"))]:
         text = page.read_text("utf-8").replace("\\\n", " ")
         lines = re.findall(r"^(?:\$ )?(fedkern [a-z].*)$", text, flags=re.M)
         lines += re.findall(r"`(fedkern (?:run|compare|predict|deploy-local|audit) [^`]*)`", text)
@@ -246,7 +247,6 @@ def test_the_page_of_options_is_made_from_the_declarations() -> None:
 # -- the README: its blocks run as they are printed, every method leads to a page and to figures
 
 
-README, RESULTS = ROOT / "README.md", ROOT / "docs/results-archive.md"
 TABLED = ("FedCG", "FDSKL", "SecureGram", "FedCFK", "HierarchicalSVM", "POFMKL")
 
 
@@ -344,7 +344,7 @@ def test_every_method_links_to_figures_with_the_commands_that_made_them() -> Non
     assert tuple(named) == TABLED
     assert set(named) <= set(strategies.__all__)
     for row in methods():
-        anchors = re.findall(r"\(docs/results-archive\.md#([\w-]+)\)", row[-1])
+        anchors = re.findall(r"\(benchmarks/results/README\.md#([\w-]+)\)", row[-1])
         assert anchors, row[1]
         for anchor in anchors:
             typed = re.findall(r"`fedkern compare ([\w-]+)", section(anchor))

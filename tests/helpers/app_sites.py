@@ -8,7 +8,6 @@ with the pooled rows.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,19 +22,11 @@ from zoo import WAYS, Found, Sites, Table, Way, hospitals, streams
 
 from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.simulations import InProcessGrid
-from fedkern_flwr.simulations.deployment.run_config import app_folder
 
 Import = Callable[..., SimpleNamespace]
 Make = Callable[[str], Any]
 Given = Callable[..., dict[str, Any]]
 Refuses = Callable[..., str]
-
-
-def node_keys(app: str) -> set[str]:
-    """Return the keys of the node configuration that the README of an app explains."""
-    table = (app_folder(app) / "README.md").read_text().split("| key")[1].split("\n\n")[0]
-    rows = [row.split("|")[1] for row in table.splitlines()[2:]]
-    return {key for row in rows for key in re.findall(r"`([a-z-]+)`", row)}
 
 
 class Site:

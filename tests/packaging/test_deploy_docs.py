@@ -25,10 +25,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from app_sites import node_keys
 from command_line import Tables
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from node_keys_page import APPS as METHODS
+from node_keys_page import PAGE as KEYS
+from node_keys_page import node_keys
+from node_keys_page import page as keys_page
 from servers import wait_for_end_of
 
 from fedkern_flwr.simulations.cli.main import app as fedkern
@@ -36,8 +39,7 @@ from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, FILES = ROOT / "docs/deploy.md", ROOT / "docs/deploy"
-POLICY, PACKAGES = ROOT / "docs/node-policy.md", ROOT / "docs/node-packages.md"
-METHODS = ("pof_mkl", "fed_cg", "fdskl", "fed_cfk", "hierarchical_svm", "method", "align", "ranges")
+PACKAGES = ROOT / "docs/node-packages.md"
 PARTIES = ("north", "south", "lab")
 
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="no source tree here")
@@ -81,19 +83,8 @@ def test_node_configurations_of_the_page_are_read_by_the_apps() -> None:
         assert node_keys("ranges") - set(config) <= set(left_out.split())
 
 
-def test_table_of_keys_is_that_of_the_apps() -> None:
-    table = POLICY.read_text().split("\n| key |")[1].split("\n\n")[0].splitlines()
-    columns = [name.strip() for name in table[0].split("|")[:-1]]
-    assert tuple(columns) == METHODS
-    found: dict[str, set[str]] = {app: set() for app in METHODS}
-    for row in table[2:]:
-        _, names, *cells, _ = row.split("|")
-        for app, cell in zip(METHODS, cells, strict=True):
-            if cell.strip():
-                assert cell.strip()[0] in "●○"
-                found[app] |= set(re.findall(r"`([a-z-]+)`", names))
-    for app in METHODS:
-        assert found[app] == node_keys(app), app
+def test_the_page_of_keys_is_made_from_the_apps_and_the_policy() -> None:
+    assert KEYS.read_text(encoding="utf-8") == keys_page()
 
 
 def test_the_list_of_packages_has_what_a_node_requires() -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from app_sites import Given, Make, Refuses, Site, node_keys
+from app_sites import Given, Make, Refuses, Site
 from flwr.clientapp import ClientApp
+from node_keys_page import node_keys
 from refusals import refused, refuses
 
 from fedkern_flwr import __version__
