@@ -1,4 +1,4 @@
-"""What the owner of a node allows, with defaults that suit most, and what it therefore refuses."""
+"""Read a node's policy, and refuse what the policy or the method does not allow."""
 
 from __future__ import annotations
 
@@ -61,65 +61,63 @@ _FREEZE = ("strata", "labels", "held_out")
 
 @dataclass(frozen=True, kw_only=True)
 class NodePolicy:
-    """The rules of a node.
+    """State what a node takes part in.
 
     Attributes
     ----------
     methods : tuple of str
-        Methods that it takes part in, by the names under which runs are opened; all if empty. The
-        server gives that name: which phases a node answers is decided by the app that it runs.
+        Names under which runs may be opened; all if empty. The server gives that name: the app at
+        the node decides which requests are answered.
     min_parties : int, optional
-        Least number of parties in a sum, and of those that were in every cohort with which its rows
-        were summed. By default 3, or 2 where the method states that two do.
+        Least number of parties in a sum, and of parties common to all cohorts of its rows. Default:
+        3, or 2 if the method states that two suffice.
     colluders : int
-        Parties that may work with the server: both numbers of parties are larger by it.
+        Number of parties that may work with the server; added to ``min_parties``.
     min_own_rows : int
-        Least number of rows with which it takes part, if it has any; and least number of rows that
-        the sums of all its runs tell apart from the others.
+        Least number of the node's rows, and of rows that sums of all runs may separate from others.
     min_sum_rows : int
-        Least number of declared rows behind a sum.
+        Least number of declared rows in a sum.
     min_evaluation_rows : int
-        Least number of held-out rows of each party in figures. One with fewer sends zeros.
+        Least number of held-out rows of each party in figures. A party with fewer sends zeros.
     require_secure_sums : bool
-        Whether it refuses runs in which it would send its part in plain.
+        Whether to refuse runs without secure sums.
     require_pinned_identities : bool
-        Whether it refuses runs in which it cannot check who the others are.
+        Whether to refuse runs in which the other parties' identities cannot be checked.
     max_evaluations : int
-        How often figures about the same held-out rows are reported in all runs. With 0 none are.
+        How often figures about the same held-out rows are reported, in all runs; 0 for never.
     report_checks : bool
-        Whether the server is told in which columns a summary finds this node unlike the others. Its
-        owner reads it in any case.
+        Whether the server gets the columns in which a summary finds this node unlike others. The
+        owner reads them in any case.
     counting : {"refuse", "warn"}, optional
-        What happens where more numbers would be opened about rows than they have unknowns, over
-        all runs. By default ``refuse``; ``warn`` for the sums of a mod, which no limit fits.
+        What happens above the release limit: more numbers than unknowns, over all runs. Default:
+        ``refuse``, but ``warn`` for the sums of a mod, which no limit fits.
     allow_party_change : bool
-        Whether a run may have one party more or less than an earlier one about the same rows. The
-        difference of their sums is that party's.
+        Whether the parties may differ by one from an earlier run of the same rows. The difference
+        of the sums is that party's.
     allow_small_sums : bool
-        Whether the rule of counting does not apply.
+        Whether to switch the release limit off.
     allow_recovery : bool
-        Whether shares of its seeds are held by others, so that a sum can be opened if it vanishes.
+        Whether others get shares of its seeds, so that a sum can be opened if the node drops out.
     max_epsilon : float
-        Largest epsilon that one of its rows may lose, in all runs of all methods together. With it
-        runs that add no noise are refused, and the node needs pinned identities, a ``state_dir``
-        and a ledger in it.
+        Largest epsilon of one row, in all runs together. If finite, runs without noise are refused,
+        and the node needs pinned identities and a ``state_dir`` with a ledger.
     max_delta : float
-        With it: largest delta of a run. Nor may a run count on nobody who tells the noise that he
-        added.
+        Largest delta of a run, if ``max_epsilon`` is finite. The run must then also allow for one
+        colluding party that reveals its noise.
     max_binary_columns : int, optional
-        Most columns of two values with which it answers where another party opens values of single
-        rows, from which it computes such columns. By default it answers and warns.
+        Most two-valued columns with which it answers if another party opens values of single rows,
+        and so could compute such columns. Default: answer and warn.
     permanent_ids : bool
-        Whether an id of the table is one person for good, and never another's. Then runs about
-        other ids do not add up; by default all runs do.
+        Whether an id always means the same person. Then the epsilon of runs about other ids does
+        not add up. Default: all runs add up.
     strata : tuple of str
-        Columns whose values are kept apart when the node's rows are frozen: each block has rows of
-        one value of each. Rows without a value wait. In the file: ``[freeze] strata``.
+        Columns with a single value in each block of frozen rows. Rows without a value wait. In the
+        file: ``[freeze] strata``.
     labels : tuple of str
         Columns without which a row waits. In the file: ``[freeze] labels``.
     held_out : bool
-        Whether a node without ``test-data`` holds out a fifth of its rows, for good. Else it learns
-        from all of them, and reports no figures. In the file: ``[freeze] held_out``.
+        Whether a node without ``test-data`` holds out a fifth of its rows for good. Otherwise it
+        learns from all, and reports no figures. In the file: ``[freeze] held_out``.
     """
 
     methods: tuple[str, ...] = ()
@@ -145,12 +143,6 @@ class NodePolicy:
     held_out: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that are no rules.
-
-        Raises
-        ------
-        OptionError
-        """
         for name, value in vars(self).items():
             allowed = _wrong(name, value)
             if allowed:
@@ -162,12 +154,11 @@ class NodePolicy:
 
     @property
     def changed(self) -> dict[str, Any]:
-        """The rules that are not at their defaults."""
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
 
     @classmethod
     def of_simulations(cls, **changes: Any) -> NodePolicy:
-        """Return the policy of nodes whose data lies in one place anyway: warnings only."""
+        """Return the policy of simulated nodes, where all data is in one place: warnings only."""
         relaxed: dict[str, Any] = {
             "min_parties": 2,
             "min_own_rows": 0,
@@ -180,7 +171,7 @@ class NodePolicy:
         return cls(**{**relaxed, **changes})
 
     def least_parties(self, enough: int) -> int:
-        """Return how many parties a sum must have, in a method that states that so many do."""
+        """Return the least number of parties in a sum, for a method that states ``enough``."""
         least = min(_PARTIES, enough) if self.min_parties is None else self.min_parties
         return least + self.colluders
 
@@ -191,7 +182,7 @@ def read_policy(path: str | Path) -> NodePolicy:
     Raises
     ------
     OptionError
-        The file cannot be read, or has a rule that there is not.
+        The file cannot be read, or has an unknown rule.
     """
     name = Path(path).name
     try:
@@ -215,7 +206,7 @@ def read_policy(path: str | Path) -> NodePolicy:
 
 
 def write_policy(policy: NodePolicy) -> str:
-    """Return a policy as TOML, a line and a comment per rule; what is at its default is commented.
+    """Return a policy as TOML, one rule with its comment a line; defaults are commented out.
 
     >>> print(write_policy(NodePolicy(min_own_rows=20)).splitlines()[4])
     min_own_rows = 20  # least number of own rows, and of rows that sums tell apart
@@ -233,12 +224,6 @@ def write_policy(policy: NodePolicy) -> str:
 
 
 def node_policy(given: NodePolicy | str | Path | None, context: Context) -> NodePolicy:
-    """Return the policy of a node: as given, else the default of nodes or that of simulations.
-
-    Raises
-    ------
-    OptionError
-    """
     if isinstance(given, NodePolicy):
         return given
     if given is not None:
@@ -252,18 +237,17 @@ def _usual(simulated: bool) -> NodePolicy:
 
 
 def as_simulated(context: Context) -> Context:
-    """Mark the context of an app's node as one of a simulation: it deals public data to itself."""
+    """Mark the context of an app's node as simulated: it loads its part of public data itself."""
     context.node_config[SIMULATION] = True
     return context
 
 
 def is_simulated(context: Context) -> bool:
-    """Tell whether a node is one of a simulation; one that does not say so is not."""
     return context.node_config.get(SIMULATION) is True
 
 
 def _wrong(name: str, value: Any) -> str:
-    """Return what a rule may be, if it is something else."""
+    """Return which values a rule allows, if this is none of them."""
     kind = type(value)
     if name in ("strata", "labels"):
         names = kind is tuple and all(type(w) is str and w for w in value)
@@ -285,7 +269,6 @@ def _wrong(name: str, value: Any) -> str:
 
 
 def toml(value: Any) -> str:
-    """Return a plain value, such as that of a rule, as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -307,20 +290,18 @@ _DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What a node's guard is asked with: its owner's policy, and what the client says of its rows.
+    """Combine the owner's policy with what the client reports about its rows.
 
     Attributes
     ----------
-    policy : NodePolicy
-        What the node's owner allows.
     mode : {"refuse", "warn", "off"}
-        What is done where more numbers would be opened than there are unknowns.
+        What happens above the release limit.
     records : bool
         Whether the rows are records that must hide among each other.
     enough : int
-        Parties of a sum that suffice, by what the method states.
+        Parties in a sum that suffice, as the method states.
     apart : str
-        Name of the freeze of the rows, where they are others than the node's table; else empty.
+        Name of a freeze of rows other than the node's table; "" for the table.
     """
 
     policy: NodePolicy = NodePolicy()
@@ -341,20 +322,9 @@ MOST_NUMBERS = 1 << 26
 
 
 def check_order(order: Order, spec: SumSpec, *, cohorts: int) -> None:
-    """Refuse an order that is not the one which the method means.
+    """Refuse a request for a sum (``order``) other than the one that the method means (``spec``).
 
-    Parameters
-    ----------
-    order : Order
-        As it came.
-    spec : SumSpec
-        What it must be.
-    cohorts : int
-        Number of cohorts that this node is a member of.
-
-    Raises
-    ------
-    RefusedError
+    This node is a member of ``cohorts`` cohorts.
     """
     right, bound, terms = spec.encoding, order.bound, "FK-ORDER-TERMS"
     as_meant = bound >= right.bound if spec.wider else bound == right.bound
@@ -379,22 +349,10 @@ def check_cohort(
     *,
     holds: bool,
 ) -> None:
-    """Refuse a cohort that hides too little.
+    """Refuse a cohort with too few parties or rows.
 
-    Parameters
-    ----------
-    cohort : Cohort
-        Over which a sum is ordered.
-    counts : mapping
-        Partition -> what it declared of its table.
-    rules : Rules
-        What the node's owner allows, and what the method states of its parties.
-    holds : bool
-        Whether this node has rows; those that have none, such as agents, sum what others had.
-
-    Raises
-    ------
-    RefusedError
+    ``counts`` are the row counts that each partition declared. Without rows at this node
+    (``holds``) only the parties count: such parties, as agents, sum other parties' values.
     """
     policy = rules.policy
     least = policy.least_parties(rules.enough)
@@ -425,28 +383,13 @@ def check_run(
 ) -> None:
     """Refuse a run in which the owner does not take part.
 
-    Parameters
-    ----------
-    policy : NodePolicy
-        What the node's owner allows.
-    method : str
-        Name under which the run was opened.
-    secure : bool
-        Whether the run takes secure sums.
-    pinned : bool
-        Whether this node signs its keys, and knows those of the others.
-    budget : Budget, optional
-        What the run may cost in privacy; none of a run without noise.
-    tells : bool (default: True)
-        Whether the method releases anything that depends on values of rows.
-    remembers : bool (default: True)
-        Whether this node knows what earlier runs cost.
-    simulated : bool (default: False)
-        Whether all nodes are those of a simulation, which invents no parties.
-
-    Raises
-    ------
-    RefusedError
+    - ``method``: Name under which the run was opened.
+    - ``pinned``: Whether this node signs its keys, and knows those of the others.
+    - ``budget``: Privacy budget; None for a run without noise.
+    - ``tells`` (default: True): Whether anything is released that depends on values of rows.
+    - ``remembers`` (default: True): Whether this node knows what earlier runs cost.
+    - ``simulated`` (default: False): Whether all nodes are simulated, so that no party can be
+      invented.
     """
     if tells and math.isfinite(limit := policy.max_epsilon):
         most = f"max_epsilon = {limit:g}"
@@ -479,37 +422,21 @@ def check_run(
 
 
 def check_own_rows(policy: NodePolicy, rows: int) -> None:
-    """Refuse to take part with next to no rows.
-
-    Raises
-    ------
-    RefusedError
-    """
     if 0 < rows < policy.min_own_rows:
         few = f"min_own_rows = {policy.min_own_rows}: it has {rows}"
         raise refusal(few, code="FK-POLICY-OWN-ROWS")
 
 
 def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: str) -> None:
-    """Refuse a selection of rows behind which those of others, or a single one, would stand alone.
+    """Refuse a selection of rows that would isolate other parties' rows, or a single row.
 
-    Which rows are in a sum is the server's word: with none of one party's the sum is that of the
-    others, and with one row a hundred times it is that of this row.
+    The server chooses the rows of a sum. If it selects no row of one party, the sum is that of the
+    others; one row repeated a hundred times would be shown alone.
 
-    Parameters
-    ----------
-    rows : ndarray of int
-        Positions of the rows that are asked for; those not held (-1) do not count.
-    among : range
-        The positions that may be asked for.
-    least : int (default: 0)
-        How many it must be, if there are so many: a rule of the node's owner.
-    party : str
-        How errors name this node.
-
-    Raises
-    ------
-    RefusedError
+    - ``rows``: Positions of the requested rows; -1 for a row of another party.
+    - ``among``: Positions that may be requested.
+    - ``least`` (default: 0): Least number of rows (or all, if there are fewer), by the owner's
+      policy.
     """
     held = rows[rows >= 0]
     if (len(rows) and int(rows.min()) < -1) or len(np.unique(held)) < len(held):
@@ -525,21 +452,13 @@ def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: 
 
 
 def too_few(policy: NodePolicy, tests: Sequence[int], own: int, *, alone: bool) -> str:
-    """Return why figures are not reported, nothing if they may be.
+    """Return why figures are not reported; "" if they may be.
 
-    The limit holds at each holder: one with fewer rows adds zeros, whoever else there is, and hides
-    nobody's rows.
+    The limit holds at each party: one with fewer rows adds zeros, and so hides no other's rows.
 
-    Parameters
-    ----------
-    policy : NodePolicy
-        What the node's owner allows.
-    tests : sequence of int
-        Held-out rows of each party in the sum, this node included.
-    own : int
-        Those of this node.
-    alone : bool
-        Whether a single party may report figures of its own rows.
+    - ``tests``: Held-out rows of each party in the sum, this node included.
+    - ``own``: Held-out rows of this node.
+    - ``alone``: Whether a single party may report figures of its rows.
     """
     least = policy.min_evaluation_rows
     if 0 < own < least:
@@ -552,31 +471,20 @@ def too_few(policy: NodePolicy, tests: Sequence[int], own: int, *, alone: bool) 
 def check_size(*sizes: int, party: str = "") -> None:
     """Refuse an array that no run needs, before it is allocated.
 
-    One bit of a number in a message may ask for gigabytes. Sizes that follow from the node's own
-    table are compared with it; all others, and what they multiply to, end here.
-
-    Parameters
-    ----------
-    *sizes : int
-        Of the array, as the request names them.
-    party : str
-        How errors name this node.
-
-    Raises
-    ------
-    RefusedError
+    One flipped bit of a number in a message may request gigabytes. Sizes that follow from the
+    node's table are compared with it; all other sizes are limited here, by their product.
     """
     if min(sizes) < 0 or math.prod(sizes) > MOST_NUMBERS:
         raise refusal("sizes that no run needs", party=party, code="FK-ORDER-SIZE")
 
 
 def check_binary_columns(policy: NodePolicy, table: NDArray[Any], *, party: str) -> int:
-    """Return how many columns of a table have two values; another party is to compute them.
+    """Return how many columns of a table have two values, since another party can compute them.
 
     Raises
     ------
     RefusedError
-        They are more than its owner allows.
+        There are more than the owner allows.
     """
     if not len(table):
         return 0
