@@ -1,4 +1,4 @@
-"""What a node remembers of a run between two messages, in memory and on its own disk."""
+"""Keep what a node remembers of a run between two messages, in memory and on its disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SESSION, _GUARD, _SUMS = "fedkern", "fedkern-guard", "fedkern-sums"
 
 
 def _held(context: Context, name: str, read: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """Return the object that is kept under a name; None if there is none."""
+    """Return the object stored under a name; None if there is none."""
     record = context.state.get(name)
     held = held_in(record)
     if held is not None or not isinstance(record, ConfigRecord):
@@ -46,23 +46,20 @@ def _held(context: Context, name: str, read: Callable[[Mapping[str, Any]], Any])
 
 
 def load_state(context: Context) -> PartyState | None:
-    """Read what the node remembers of secure sums; None outside a secure run."""
+    """Return the state of secure sums; None outside a secure run."""
     found = _held(context, _SUMS, lambda record: PartyState.unpack(record["state"]))
     return None if found is None else found.twin()
 
 
 def store_state(context: Context, state: PartyState) -> None:
-    """Keep what the node must remember; it never leaves the node."""
     context.state[_SUMS] = held_record(state, lambda: {"state": state.pack()})
 
 
 def has_state(context: Context) -> bool:
-    """Tell whether the node remembers anything of secure sums."""
     return _SUMS in context.state
 
 
 def erase_state(context: Context) -> None:
-    """Forget all that belongs to secure sums."""
     context.state.pop(_SUMS, None)
 
 
@@ -72,12 +69,9 @@ Made = tuple[NDArray[Any], ...]
 
 
 class Recent:
-    """Arrays by a key that determines them, in the memory of this process.
+    """Cache arrays by a key that determines them, in the memory of this process.
 
-    Parameters
-    ----------
-    most : int
-        Bytes that are kept; the arrays that were asked for last stay.
+    At most ``most`` bytes are kept, those used last.
     """
 
     def __init__(self, most: int) -> None:
@@ -85,7 +79,7 @@ class Recent:
         self._made: OrderedDict[bytes, Made] = OrderedDict()
 
     def get(self, key: bytes, make: Callable[[], Made]) -> Made:
-        """Return the arrays of a key, which nobody may change; make them if they are not kept."""
+        """Return the read-only arrays of a key; make them if they are not cached."""
         found = self._made.pop(key, None)
         if found is None:
             found = make()
@@ -101,7 +95,7 @@ class Recent:
 
 
 class NotKeptError(KeyError):
-    """What a request needs has not been asked for in this run, or is forgotten."""
+    """What a request needs was not requested before in this run, or is forgotten."""
 
     def __init__(self, name: str, *, code: str) -> None:
         super().__init__(name)
@@ -109,7 +103,7 @@ class NotKeptError(KeyError):
 
 
 class _Kept(dict[str, Any]):
-    """A dictionary that says so."""
+    """A dictionary that raises NotKeptError for a missing key."""
 
     def __missing__(self, name: str) -> Any:
         raise NotKeptError(name, code="FK-MESSAGE-ORDER")
@@ -117,16 +111,16 @@ class _Kept(dict[str, Any]):
 
 @dataclass(repr=False)  # its text would show the secret
 class KeptState:
-    """State of a run.
+    """What the client of a method remembers of a run; never sent.
 
     Attributes
     ----------
     settings : dict
-        Scalars: what the server asked for, and how far the party is.
+        Scalars: what the server requested, and the client's progress.
     seed : bytes
         A secret of the party.
     arrays : dict
-        What else the method keeps.
+        Arrays that the method keeps.
     """
 
     #: Settings that tell how far the party is.
@@ -136,40 +130,39 @@ class KeptState:
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Have what is missing be told apart from a mistake of the code."""
         self.settings, self.arrays = _Kept(self.settings), _Kept(self.arrays)
         self._pins: set[str] = set()
         self._borrowed = False
 
     def borrow(self, seed: bytes) -> None:
-        """Take the secret of another run, for as long as the messages that need it do not fail."""
+        """Use the secret of another run; a message that fails does not save it."""
         self.seed, self._borrowed = seed, True
 
     def pin(self, name: str, value: Any) -> bool:
-        """Fix a setting for the rest of the run, also if the message at hand fails.
+        """Fix a setting for the rest of the run, even if the current message fails.
 
         Returns
         -------
         bool
-            Whether it has this value, as from the first time on.
+            Whether the setting has this value: the first value stays.
         """
         self._pins.add(name)
         return bool(self.settings.setdefault(name, value) == value)
 
     def settled(self, session: str) -> bytes:
-        """Return what the server has settled of the run, but for its name."""
+        """Return the settings of the run, except progress and name."""
         known = self.settings.items()
         settings = {k: v for k, v in known if k not in self.progress and v != session}
         return json.dumps(settings, sort_keys=True).encode()
 
     def leave_pins(self, before: KeptState) -> None:
-        """Write what was pinned since, and a new secret, to the state of the message before."""
+        """Copy new pins, and a new secret, to the state of the message before."""
         before.seed = before.seed or (b"" if self._borrowed else self.seed)
         for name in self._pins:
             before.settings.setdefault(name, self.settings[name])
 
     def twin(self) -> Self:
-        """Return a copy, which can be changed without this one; its arrays are read only."""
+        """Return a copy that can be changed independently; its arrays are read-only."""
         arrays = {name: array.view() for name, array in self.arrays.items()}
         for array in arrays.values():
             array.flags.writeable = False
@@ -179,10 +172,10 @@ class KeptState:
         return type(self)(settings, self.seed, arrays)
 
     def pack(self) -> bytes:
-        """Return the state as bytes; an empty one as nothing.
+        """Return the state as bytes; empty for an empty one.
 
-        A line of JSON, then the bytes of the arrays: in a deployment it is packed and unpacked for
-        each message, in which an archive would take most of the time.
+        A line of JSON is followed by the bytes of the arrays. In a deployment this happens for each
+        message, and an archive would take most of the time.
         """
         if not (self.settings or self.seed or self.arrays):
             return b""
@@ -194,13 +187,7 @@ class KeptState:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Rebuild a state from :meth:`pack`; an empty one from nothing.
-
-        Raises
-        ------
-        CheckpointError
-            The bytes are damaged or of another kind.
-        """
+        """Rebuild a state from :meth:`pack`; CheckpointError if it is damaged."""
         if not data:
             return cls()
         try:
@@ -223,16 +210,14 @@ class KeptState:
 
 @dataclass
 class SessionState:
-    """The private state of a node within a run; lives in ``Context.state``, never sent.
+    """The private state of a node within a run, in ``Context.state``; never sent.
 
     Attributes
     ----------
-    session : str
-        The run it belongs to.
     round : int
         Last round done.
     kept : bytes or object
-        What the method keeps, small: packed, or an object with ``pack()`` and ``twin()``.
+        What the method keeps: packed, or an object with ``pack()`` and ``twin()``.
     """
 
     session: str = ""
@@ -249,21 +234,16 @@ class SessionState:
         self.kept = packed
 
     def opened(self, kind: Any) -> Any:
-        """Return what the method keeps, of its class ``kind``, to be changed at will.
-
-        What a message that fails has changed must be gone with it, so this is a twin.
-        """
+        """Return a copy of what the method keeps, so that a message that fails changes nothing."""
         return self.kept.twin() if type(self.kept) is kind else kind.unpack(self.payload)
 
     @classmethod
     def load(cls, context: Context) -> SessionState:
-        """Read the state of a node, empty at first."""
         names = ("session", "round", "payload")
         found = _held(context, _SESSION, lambda record: cls(*(record[name] for name in names)))
         return cls() if found is None else replace(found)
 
     def store(self, context: Context) -> None:
-        """Replace the state of a node."""
         now = replace(self)
         context.state[_SESSION] = held_record(
             now, lambda: {"session": now.session, "round": now.round, "payload": now.payload}
@@ -279,50 +259,41 @@ _SESSIONS = 32  # of one context, which are far more than an honest server opens
 
 @dataclass
 class RunRecord:
-    """Refusals and evaluations of a run.
+    """What a node remembers of a run for its protection.
 
     Attributes
     ----------
-    session : str
-        The run it belongs to.
     nonce : str
-        Drawn by the node when the run was opened: who resumes the run must know it.
+        Random; a request that resumes the run must know it.
     begun : bool
-        Whether anything but its opening was answered.
+        Whether anything after the opening was answered.
     secure : bool
-        Whether it takes secure sums: when they have ended, nothing is answered in plain.
-    refusals : int
-        Orders refused so far.
+        Whether the run uses secure sums; then nothing is answered without them.
     told : dict
-        What was judged, see :func:`evaluation_key` -> the figures told; none when the run is over.
+        Evaluation (:func:`evaluation_key`) -> reported figures; erased when the run is over.
     judged : dict
-        What an evaluation is called -> the one of this run.
+        Name of an evaluation -> the one of this run.
     sums : dict
-        Name of a sum -> the one that was opened: [cohort, number, round, digest of its request],
-        see :meth:`note_order`.
+        Name of a sum -> the opened one: [cohort, number, round, digest of its request].
     ordered : dict
         Name of a sum -> the last one that this node contributed to, in the same form.
     helped : bool
-        Whether this node has contributed to what a model is made of, which it may then judge.
+        Whether this node has contributed to a model, which it may then evaluate.
     pinned : dict
-        Public option of the run -> digest of the value that was stated first.
+        Public option of the run -> digest of its first value.
     group : dict
-        Rows that were summed last and what was released of them, see
+        Rows summed last and what was released about them, see
         :class:`~fedkern_flwr.guard.counting.Group`.
-    columns : int
-        Columns of a row of its table, label included.
-    binary : int
-        How many of them have two values.
+    columns, binary : int
+        Columns of its table, label included, and how many of them have two values.
     beside : dict
-        Partition, as text -> unknowns of a row in the columns that it has of all rows learned from.
-    warned : bool
-        Whether it was warned of a release of too many numbers.
+        Partition, as text -> unknowns of a row in its further columns of all training rows.
     windows : str
-        Digest of what it has contributed to windows of a stream or table.
+        Digest of its contributions to windows of a stream or table.
     privacy : str
-        What the run may cost in privacy, as it was opened; empty without noise.
+        Privacy budget with which the run was opened; "" without noise.
     spent : dict
-        What it has released with noise, see :func:`~fedkern_flwr.guard.opened.spend`.
+        Releases with noise, see :func:`~fedkern_flwr.guard.opened.spend`.
     """
 
     session: str = ""
@@ -347,12 +318,11 @@ class RunRecord:
 
     @classmethod
     def read(cls, text: str) -> RunRecord:
-        """Read from :meth:`write`; that of an earlier release may say more."""
+        """Read from :meth:`write`; ignore unknown fields."""
         known = cls.__dataclass_fields__
         return cls(**{name: value for name, value in json.loads(text).items() if name in known})
 
     def twin(self) -> RunRecord:
-        """Return a copy, which can be changed without this one."""
         twin = copy(self)
         for name, value in vars(self).items():
             if type(value) is dict:
@@ -360,17 +330,15 @@ class RunRecord:
         return twin
 
     def write(self) -> str:
-        """Return the record as JSON."""
         return json.dumps(vars(self))
 
     @classmethod
     def load(cls, context: Context, session: str) -> RunRecord:
-        """Read the record of a run from the node's state; an empty one of a run not known there."""
+        """Return the record of a run from the node's state; an empty one for an unknown run."""
         found = cls._known(context).get(session)
         return cls(session) if found is None else found.twin()
 
     def store(self, context: Context) -> None:
-        """Keep the record in the node's state, beside those of other runs."""
         kept = {**self._known(context), self.session: self.twin()}
         context.state[_GUARD] = held_record(
             kept, lambda: {name: one.write() for name, one in kept.items()}
@@ -378,17 +346,11 @@ class RunRecord:
 
     @classmethod
     def _known(cls, context: Context) -> dict[str, RunRecord]:
-        """Return the records in a node's state: session -> record."""
         found = _held(context, _GUARD, lambda record: {n: cls.read(t) for n, t in record.items()})
         return found or {}
 
     def check_new(self, context: Context) -> None:
-        """Refuse to open a further run where the server has opened too many.
-
-        Raises
-        ------
-        RefusedError
-        """
+        """Refuse to open a run if the server has opened too many."""
         known = self._known(context)
         if self.session not in known and len(known) >= _SESSIONS:
             raise refusal(
@@ -396,15 +358,15 @@ class RunRecord:
             )
 
     def pin(self, options: Mapping[str, Any]) -> bool:
-        """Fix public options for the rest of the run; tell whether any is stated the first time.
+        """Fix public options for the rest of the run; return whether any is new.
 
-        An empty text or array states nothing.
+        Empty texts and arrays are ignored.
 
         Raises
         ------
         RefusedError
-            One of them has another value than before: the same rows would be summed in another
-            way, and each way adds to what the sums together say of single rows.
+            An option has changed: each further way to sum the same rows reveals more about single
+            rows.
         """
         known = len(self.pinned)
         for name, value in options.items():
@@ -426,16 +388,11 @@ class RunRecord:
         return len(self.pinned) > known
 
     def refuse(self, *, ends: bool) -> None:
-        """Count a refusal; one that ``ends`` the run counts for all that it may have."""
+        """Count a refusal; one that ``ends`` the run counts as all that it may have."""
         self.refusals += _REFUSALS if ends else 1
 
     def check(self) -> None:
-        """Refuse a run of which too many orders were refused.
-
-        Raises
-        ------
-        RefusedError
-        """
+        """Refuse a run with too many refusals."""
         if self.refusals >= _REFUSALS:
             raise refusal(
                 f"{_REFUSALS} orders of this run were refused, it is over here",
@@ -453,26 +410,22 @@ class RunRecord:
     def note_order(
         self, name: str, place: tuple[int, int], number: int, digest: str, *, repeats: bool
     ) -> None:
-        """Note the sum that this node is about to contribute to; refuse one that was opened.
+        """Enter the sum that this node is about to contribute to; refuse one that was opened.
 
         Parameters
         ----------
         name : str
-            Name of the sum, without what follows a #.
+            Name of the sum, up to a #.
         place : (int, int)
             Cohort and number of the sum.
         number : int
             Number of its round; 0 for a sum that a run opens once.
         digest : str
-            What the request asks. A sum that could not be opened is ordered again with the same
+            Digest of the request. A sum that could not be opened is requested again with the same
             one.
         repeats : bool
-            Whether the same request may be opened again. Only where the node sees to it that the
-            same values are opened over the same survivors.
-
-        Raises
-        ------
-        RefusedError
+            Whether the same request may be opened again. Use only if the node ensures that the same
+            values are opened over the same survivors.
         """
         opened = self.sums.get(name)
         if opened and number <= opened[2] and not (repeats and digest == opened[3]):
@@ -480,12 +433,7 @@ class RunRecord:
         self.ordered[name] = [*place, number, digest]
 
     def open_once(self, name: str, place: tuple[int, int]) -> None:
-        """Refuse to help open another sum than the last one of its name; note it.
-
-        Raises
-        ------
-        RefusedError
-        """
+        """Refuse to help open any sum but the last one of its name; enter it."""
         ordered = self.ordered.get(name, [])
         if ordered[:2] != list(place):
             raise _again()
@@ -500,39 +448,19 @@ class RunRecord:
     # reported.
 
     def check_model(self, key: str) -> None:
-        """Refuse to judge a second model, or the same one by other rows or bins; note the first.
-
-        Parameters
-        ----------
-        key : str
-            Of the evaluation, see :func:`evaluation_key`.
-
-        Raises
-        ------
-        RefusedError
-        """
+        """Refuse to evaluate a second model in a run, or the same one with other rows or bins."""
         if self.judged.setdefault(key.rsplit("/", 2)[0], key) != key:
             raise refusal("a run judges one model, once", code="FK-ORDER-MODEL")
 
     def tell(self, key: str, values: list[float], most: int) -> list[float]:
-        """Enter an evaluation; return the figures to report: those of before, if it is the same.
+        """Enter an evaluation; return the figures to report: the earlier ones, if it is repeated.
 
-        What was reported in a run that is over is erased, but not that it was: it is computed anew
-        then.
-
-        Parameters
-        ----------
-        key : str
-            Of the evaluation, see :func:`evaluation_key`.
-        values : list of float
-            The figures, as computed now.
-        most : int
-            How often figures of these rows may be reported.
+        When a run is over its figures are erased, but still count; they are then computed again.
 
         Raises
         ------
         RefusedError
-            They were reported as often.
+            These rows were evaluated ``most`` times.
         """
         if key in self.told:
             return self.told[key] or values
@@ -557,17 +485,7 @@ def _again() -> RefusedError:
 
 
 def evaluation_key(purpose: str, rows: bytes, model: Iterable[bytes]) -> str:
-    """Return the name of an evaluation in the node's record.
-
-    Parameters
-    ----------
-    purpose : str
-        What the method calls it.
-    rows : bytes
-        The held-out rows.
-    model : iterable of bytes
-        The model, and the bins.
-    """
+    """Return the name of an evaluation in the record; ``model`` is the model and the bins."""
     digest = hashlib.sha256()
     for part in model:
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -588,7 +506,7 @@ Answer = tuple[Arrays, int, dict[str, Scalar]]
 def keep_answer(
     context: Context, asked: tuple[Arrays, Mapping[str, Scalar]], answer: Answer
 ) -> None:
-    """Keep what was answered to a request."""
+    """Save the answer to a request."""
     (arrays, samples, scalars), (given, config) = answer, asked
     digest = content_digest(config, given)
     context.state[_ASKED] = ConfigRecord({"digest": digest, "samples": samples})
@@ -597,7 +515,7 @@ def keep_answer(
 
 
 def kept_answer(context: Context, arrays: Arrays, config: Mapping[str, Scalar]) -> Answer | None:
-    """Return what was answered to the same request."""
+    """Return the saved answer, if this is the same request."""
     known = context.state.get(_ASKED)
     if not isinstance(known, ConfigRecord) or known["digest"] != content_digest(config, arrays):
         return None
@@ -607,7 +525,6 @@ def kept_answer(context: Context, arrays: Arrays, config: Mapping[str, Scalar]) 
 
 
 def forget_answer(context: Context) -> None:
-    """Erase it."""
     for name in (_SAID, _ARRAYS, _ASKED):
         context.state.pop(name, None)
 
@@ -644,16 +561,16 @@ _HEAD = 8  # bytes of a number: a file begins with its run of Flower and that; t
 
 @contextmanager
 def on_disk(context: Context, file: Path | None, config: Mapping[str, Scalar]) -> Iterator[None]:
-    """Answer a message of a run with the state that the disk has, and keep what it becomes.
+    """Answer a message with the state on disk, and save the new state.
 
     Parameters
     ----------
     context : Context
-        The node's.
+        The node's context.
     file : Path or None
-        Where the state of the run is kept; None where it is not.
+        File of the run's state; None for no file.
     config : mapping
-        The scalars of the message.
+        Scalars of the message.
     """
     if file is None:
         yield
@@ -678,7 +595,7 @@ def on_disk(context: Context, file: Path | None, config: Mapping[str, Scalar]) -
 
 
 def _take(context: Context, file: Path, session: str) -> None:
-    """Take the newest state of this run that the disk has, unless the memory has a newer one."""
+    """Load the newest state of this run from disk, unless the memory has a newer one."""
     packed, newest = b"", _number(context)
     for one in (file, _last(file)):  # both are there if it was killed while it ended the run
         if one.is_file():
@@ -699,7 +616,7 @@ def _take(context: Context, file: Path, session: str) -> None:
 
 
 def _keep(context: Context, file: Path, session: str, *, failed: bool, ends: bool) -> None:
-    """Write the state of the run; once it is over only its last answer, which holds no secret."""
+    """Write the state of the run; once it is over only its last answer, which has no secret."""
     if SessionState.load(context).session != session or (failed and not file.exists()):
         return  # another run, or one that was refused when it was to be opened
     context.state[_NUMBER] = ConfigRecord({"number": _number(context) + 1})
@@ -714,13 +631,12 @@ def _keep(context: Context, file: Path, session: str, *, failed: bool, ends: boo
 
 
 def forget_last(state_dir: Path | None, partition: int) -> None:
-    """Remove the last answers of earlier runs, which nobody asks for when another run begins."""
+    """Remove the last answers of earlier runs when another run starts."""
     for file in [] if state_dir is None else state_dir.glob(f"*/partition-{partition}.last"):
         _remove(file)
 
 
 def _remove(file: Path) -> None:
-    """Remove a file, what is left where writing it was cut off, and the folder if it is empty."""
     for one in (file, *file.parent.glob(f".{file.name}.*.tmp")):
         one.unlink(missing_ok=True)
     with suppress(OSError):
@@ -728,7 +644,7 @@ def _remove(file: Path) -> None:
 
 
 def _write(file: Path, context: Context) -> None:
-    """Write so that a power cut leaves the old state or the new, and its name with it."""
+    """Write a file so that a power cut leaves the old state or the new one."""
     head = b"".join(one.to_bytes(_HEAD) for one in (context.run_id, _number(context)))
     write_atomically(file, head + pack_context(context), private=True)
     folder = os.open(file.parent, os.O_RDONLY)
