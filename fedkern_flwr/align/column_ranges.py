@@ -1,4 +1,4 @@
-"""Common ranges and encoders of columns: the messages, what holders sum, what the sums make."""
+"""Compute common ranges and encoders of columns: messages, sums of holders, and their results."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Floats = NDArray[np.float64]
 
 
 class RangesDescribeReply(DescribeReply):
-    """What a node tells about itself."""
+    """Describe a node."""
 
     long_texts = ("kinds",)
 
@@ -77,8 +77,6 @@ class RangesDescribeReply(DescribeReply):
 
 
 class RangesRequest(Message):
-    """What every request carries."""
-
     pinned: ClassVar[tuple[str, ...]] = ("labels",)
 
     session: str = ""
@@ -87,13 +85,11 @@ class RangesRequest(Message):
 
 
 class RangesReply(Message):
-    """What every reply carries; a contribution travels in a secure sum."""
-
     round: int = 0
 
 
 class MeansRequest(RangesRequest, phase="ranges-means"):
-    """Contribute to the first pass."""
+    """Request the first pass."""
 
     pinned = ("bound", "circles")
 
@@ -103,11 +99,11 @@ class MeansRequest(RangesRequest, phase="ranges-means"):
 
 
 class MeansReply(RangesReply, phase="ranges-means"):
-    """See :class:`RangesReply`."""
+    """Reply of the first pass."""
 
 
 class DeviationsRequest(RangesRequest, phase="ranges-deviations"):
-    """Contribute to the second pass; see :class:`Coarse`."""
+    """Request the second pass; see :class:`Coarse`."""
 
     count: Floats = array("columns", dtype="float64")
     mean: Floats = array("columns", dtype="float64")
@@ -120,11 +116,11 @@ class DeviationsRequest(RangesRequest, phase="ranges-deviations"):
 
 
 class DeviationsReply(RangesReply, phase="ranges-deviations"):
-    """See :class:`RangesReply`."""
+    """Reply of the second pass."""
 
 
 class WriteRequest(RangesRequest, phase="ranges-write"):
-    """Write the files to the node's disk, and erase what belongs to the run."""
+    """Request to write the files to the node's disk, and to erase the run."""
 
     long_texts = ("encoder",)
 
@@ -166,22 +162,22 @@ _ROUNDING = 2.0**-44  # relative, of sums of squares added up in float64
 
 
 def resolution(holders: int) -> float:
-    """Return by how much a total may be off: each holder rounds to half a step of the ring."""
+    """Return the largest error of a total: each holder rounds to half a step of the ring."""
     return holders * 2.0 ** -(ENCODING.fraction_bits(holders) + 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Centre:
-    """What the first pass says of the columns of a block.
+    """Result of the first pass for the columns of a block.
 
     Attributes
     ----------
     count : ndarray of float64, shape (d,)
-        Values of each column that are not missing, at all holders together.
+        Non-missing values of each column, over all holders.
     mean : ndarray of float64, shape (d,)
-        About the mean.
+        Approximate mean.
     scale : ndarray of float64, shape (d,)
-        Powers of two; no smaller than the root mean square distance from ``mean``.
+        Powers of two, at least the root mean square distance from ``mean``.
     """
 
     count: Floats
@@ -191,14 +187,7 @@ class Centre:
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Statistics of the columns of a block over all its holders.
-
-    Attributes
-    ----------
-    count, mean, deviation : ndarray of float64, shape (d,)
-        Values that are not missing, their mean and standard deviation (of the rows as they are,
-        not an estimate for others).
-    """
+    """Count, mean and standard deviation (of these rows) of non-missing values, shape (d,)."""
 
     count: Floats
     mean: Floats
@@ -206,13 +195,9 @@ class Statistics:
 
 
 def check_values(x: Floats, names: Sequence[str], party: str) -> None:
-    """Refuse columns with an infinite value or none at all.
+    """Refuse columns with an infinite value or with none.
 
-    Were a column empty at all holders but one, its sums would be those of that one.
-
-    Raises
-    ------
-    TableError
+    If a column were empty at all holders but one, its sums would be those of that one.
     """
     for name, values in zip(names, x.T, strict=True):
         if infinite := int(np.isinf(values).sum()):
@@ -230,19 +215,19 @@ def check_values(x: Floats, names: Sequence[str], party: str) -> None:
 
 
 def beyond(x: Floats, bound: float) -> list[int]:
-    """Return the numbers of the columns with a value whose magnitude is beyond the bound."""
+    """Return the numbers of the columns with a magnitude beyond the bound."""
     return np.flatnonzero(np.nanmax(np.abs(x), axis=0) > bound).tolist()
 
 
 def first_pass(x: Floats, bound: float, rows: int) -> Floats:
-    """Return a holder's counts, sums and sums of squares, per row of the block.
+    """Return a holder's counts, sums and sums of squares, divided by the block's rows.
 
     Parameters
     ----------
     x : ndarray, shape (n, d)
-        Its rows; NaN where a value is missing.
+        Its rows; NaN for missing values.
     bound : float
-        B, no value is larger.
+        B, bound of all values.
     rows : int
         Rows of all holders.
 
@@ -257,13 +242,7 @@ def first_pass(x: Floats, bound: float, rows: int) -> Floats:
 
 
 def read_first_pass(total: Floats, bound: float, rows: int, holders: int) -> Centre:
-    """Return what the totals of the first pass say.
-
-    Raises
-    ------
-    ProtocolError
-        They cannot be those of rows that all holders have values in.
-    """
+    """Decode the totals of the first pass; ProtocolError if they are impossible."""
     share, first, second = total.reshape(3, -1)
     count = np.rint(share * rows)
     if not ((count >= holders) & (count <= rows)).all():
@@ -286,7 +265,7 @@ def second_pass(x: Floats, centre: Centre) -> Floats:
     Returns
     -------
     ndarray of float64, shape (2 d,)
-        In units of ``scale``, per value of the column: numbers of at most 1.
+        In units of ``scale``, divided by the column's count: numbers of at most 1.
     """
     distances = _known(x - centre.mean)[1]
     distances /= centre.scale[:, None]
@@ -315,20 +294,16 @@ def own_ranges(x: Floats) -> Floats:
 
 
 def _widened(low: Floats, high: Floats) -> Floats:
-    """Return ranges; that of a constant column is as wide as its value, 1 at least.
-
-    The value is in the middle then, and the range is never empty.
-    """
+    """Widen the range of a constant column to its magnitude, at least 1, around its value."""
     middle = 0.5 * low + 0.5 * high
     half = np.where(low < high, 0.0, 0.5 * np.maximum(1.0, np.abs(middle)))
     return np.stack([low - half, high + half])
 
 
 def _known(x: Floats) -> tuple[Any, Floats]:
-    """Return the count of each column, and the columns with 0 for what is missing.
+    """Return the count of each column, and the transposed columns with 0 for missing values.
 
-    A row of the latter is a column of x: numbers in a row are added up in pairs, with next to no
-    rounding.
+    Each column is then contiguous: NumPy sums it pairwise, with little rounding.
     """
     columns = np.array(x.T, dtype=np.float64, order="C")
     missing = np.isnan(columns)
@@ -359,22 +334,22 @@ _CLOCK = (7, 12, 24)  # weekdays, months, hours
 
 @dataclass(frozen=True, eq=False)
 class Coarse:
-    """What the first sum says, which the second is asked with.
+    """Result of the first sum, which the second request sends.
 
     Attributes
     ----------
     centre : Centre
-        Of the columns that are not categories; of labels, where they are summed, last.
+        Of the columns that are not categories; of summed labels, last.
     places : ndarray of float64, shape (d, 2)
-        Where most values of an encoded column are, and within how much.
+        Where most values of an encoded column are, and within which distance.
     counts : ndarray of float64, shape (d, COARSE)
         Values in each bin.
     strays : ndarray of float64, shape (d, DECIMALS)
         Values with more than 0, 1, 2 and 3 decimals.
     splits : int
-        By how many bins the second sum splits those of the first, at most.
+        Into how many bins the second sum splits those of the first, at most.
     buckets : int
-        In how many buckets the second sum counts categories: none where they are hashed.
+        Number of buckets for categories in the second sum: 0 if they are hashed.
     """
 
     centre: Centre
@@ -386,7 +361,7 @@ class Coarse:
 
     @classmethod
     def nothing(cls) -> Coarse:
-        """Return what is known of categories alone."""
+        """Return the result if all columns are categories."""
         none = np.zeros((3, 0)), np.zeros((0, 2)), np.zeros((0, COARSE)), np.zeros((0, DECIMALS))
         return cls(Centre(*none[0]), *none[1:])
 
@@ -407,7 +382,7 @@ class Coarse:
         return hashlib.sha256(b"%d/%d/" % (self.splits, self.buckets) + plain).hexdigest()
 
     def fits(self, columns: int, encoded: int) -> bool:
-        """Tell whether it is of so many columns, of which so many are encoded."""
+        """Return whether shapes and values fit this number of columns."""
         centre, counts = self.centre, self.counts
         shapes = centre.count.shape, self.places.shape, counts.shape, self.strays.shape
         return bool(
@@ -423,18 +398,18 @@ class Coarse:
 
 @dataclass(frozen=True)
 class Block:
-    """What is public of the columns of a block, and decides its sums.
+    """Public facts of the columns of a block, which decide its sums.
 
     Attributes
     ----------
     kinds : str
-        What columns that are encoded hold, a letter for each; empty where none are.
+        A letter for each encoded column; empty for none.
     columns : int
-        Columns that have means: all but categories, and the labels where they are summed.
+        Columns with means: all but categories, plus summed labels.
     rows, holders : int
-        Of all holders together, and how many these are.
+        Rows of all holders, and number of holders.
     bound : float
-        B, no value is larger.
+        B, bound of all values.
     """
 
     kinds: str
@@ -445,24 +420,23 @@ class Block:
 
     @property
     def numeric(self) -> int:
-        """How many encoded columns are not categories."""
         return len(self.kinds) - self.kinds.count("c")
 
     def coarse_length(self, circles: int = CIRCLES) -> int:
-        """Return how many numbers the first sum has."""
+        """Return the length of the first sum."""
         return 3 * self.columns + self.numeric * (COARSE + DECIMALS + 2 * circles)
 
     def fine_length(self, asked: Coarse) -> int:
-        """Return how many numbers the second sum has, for what it is asked with."""
+        """Return the length of the second sum."""
         return 2 * self.columns + sum(self._sizes(asked))
 
     def coarse_numbers(self, circles: int = CIRCLES) -> float:
-        """Return the numbers that the first sum amounts to: counts are less than numbers."""
+        """Return the numbers that the first sum is equivalent to; counts weigh less."""
         own = histogram(COARSE, self.rows) + counts(DECIMALS, self.rows) + 2 * circles
         return 3 * self.columns + self.numeric * own
 
     def fine_numbers(self, length: int, buckets: int = BUCKETS) -> float:
-        """Return the numbers that a second sum of that length amounts to."""
+        """Return the numbers that a second sum of ``length`` is equivalent to."""
         rows, dates, categories = self.rows, self.kinds.count("d"), self.kinds.count("c")
         own = dates * sum(histogram(cells, rows) for cells in _CLOCK)
         own += categories * histogram(buckets + 1, rows)
@@ -470,19 +444,19 @@ class Block:
         return 2 * self.columns + own + counts(bins, rows)
 
     def _sizes(self, asked: Coarse) -> list[int]:
-        """Return how many numbers each of the second histograms has."""
+        """Return the length of each second histogram."""
         dates, categories = self.kinds.count("d"), self.kinds.count("c")
         bins = [len(own) - 1 for own in asked.edges(self.bound)]
         # of categories one number more: rows of rare ones
         return [*bins, *[*_CLOCK] * dates, *[asked.buckets + 1] * categories]
 
     def read_coarse(self, total: Floats) -> Coarse:
-        """Return what the first sum says, which is per row of the block.
+        """Decode the first sum, which is divided by the block's rows.
 
         Raises
         ------
         ProtocolError
-            It cannot be that of rows that all holders have values in.
+            It is impossible for rows of all holders.
         """
         d, rows = self.numeric, self.rows
         ends = np.cumsum([3 * self.columns, d * COARSE, d * DECIMALS])
@@ -507,21 +481,21 @@ class Block:
         scaling: Scaling = "auto",
         categories: Categories = "auto",
     ) -> tuple[Statistics, Encoder]:
-        """Return what the second sum says: statistics, and the encoder, named by column numbers.
+        """Decode the second sum: statistics, and the encoder, with column numbers as names.
 
         Parameters
         ----------
         total : ndarray
             The sum.
         asked : Coarse
-            What it was asked with.
+            Result of the first sum.
         scaling, categories
-            What columns become, see :meth:`.Encoder.fit`.
+            Encoding of columns, see :meth:`.Encoder.fit`.
 
         Raises
         ------
         ProtocolError
-            There are not so many values as in the sum before.
+            Its counts differ from the first sum's.
         """
         passed, histograms = np.split(total, [2 * self.columns])
         found = read_second_pass(passed, asked.centre, self.holders)
@@ -571,7 +545,7 @@ _CLOCK_EDGES = [
 
 
 def _clock(counts: Floats, start: int, rows: int) -> NumberFacts:
-    """Return the facts of a part of dates, by how many rows have each value."""
+    """Return the facts of a part of dates, from the rows of each value."""
     values = start + np.arange(len(counts))
     mean = np.average(values, weights=counts)
     deviation = np.sqrt(np.average((values - mean) ** 2, weights=counts))
@@ -580,7 +554,7 @@ def _clock(counts: Floats, start: int, rows: int) -> NumberFacts:
 
 
 def _category(name: str, counts: Floats, rows: int, how: Categories) -> Category:
-    """Return a column of categories; rare ones are not told apart."""
+    """Return a column of categories; rare ones are merged."""
     found = {str(k): int(counts[k]) for k in np.flatnonzero(counts[:-1])}
     facts = CategoryFacts(rows, rows - int(counts.sum()), found)
     # a holder has at least two categories among those that it counts together
@@ -596,18 +570,18 @@ class OwnColumns:
     Parameters
     ----------
     table : Table
-        Its rows, with gaps as NaN.
+        Its rows, with NaN for missing values.
     secret : bytes
-        Of the holders, not of the server.
+        Secret of the holders, unknown to the server.
 
     Attributes
     ----------
     kinds : str
-        What they hold, a letter for each column.
+        A letter for each column.
     keys : dict
-        Column of categories -> its own key.
+        Column of categories -> its key.
     x : ndarray of float64, shape (n, d)
-        The cells; of categories the buckets, which are the same whatever other rows have.
+        The cells; of categories the buckets, which do not depend on other rows.
     """
 
     def __init__(self, table: Table, secret: bytes) -> None:
@@ -635,19 +609,14 @@ class OwnColumns:
         return np.asarray(self.x[:, self.numeric] / units)
 
     def digest_of_key(self, secret: bytes, session: str) -> str:
-        """Return what tells whether all holders have the same secret, and not which."""
+        """Return a digest that shows whether all holders have the same secret, but not which."""
         if not self.keys or len(secret) < KEY_BYTES:
             return ""  # of a short one the digest would tell more; see check_secret
         label = f"fedkern-flwr category key/{session}".encode()
         return hmac.digest(secret, label, "sha256").hex()[:16]
 
     def check_secret(self, secret: bytes, party: str) -> None:
-        """Refuse to count categories under a secret that can be guessed.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Refuse to count categories under a secret that can be guessed."""
         if self.keys and len(secret) < KEY_BYTES:
             raise OptionError(
                 f"column {next(iter(self.keys))!r} holds text, and there is no secret of the "
@@ -659,10 +628,10 @@ class OwnColumns:
             )
 
     def coarse(self, x: Floats, block: Block, circles: int = CIRCLES) -> Floats:
-        """Return this holder's part of the first sum, per row of the block.
+        """Return this holder's part of the first sum, divided by the block's rows.
 
-        ``x`` are :meth:`numbers`, and the labels where they are summed. With fewer ``circles`` the
-        place of most values is found less exactly; without any it is unknown.
+        ``x`` are :meth:`numbers`, and summed labels. With fewer ``circles`` the place of most
+        values is less exact; with none it is unknown.
         """
         columns, bound, rows = self.numbers().T, block.bound, block.rows
         found = [first_pass(x, bound, rows)]
@@ -672,7 +641,7 @@ class OwnColumns:
         return np.concatenate(found)
 
     def tell(self, before: Mapping[str, Told], least: int) -> dict[str, Told]:
-        """Return what may be told of each column of categories, after what was told before."""
+        """Return what may be reported of each column of categories, given earlier reports."""
         return {
             name: before.get(name, Told()).follow(rows, len(self.x), least)
             for name, rows in self.count_categories().items()
@@ -700,7 +669,7 @@ class OwnColumns:
     ) -> Floats:
         """Return its part of the second sum: distances and their squares, histograms, counts.
 
-        ``told`` is what may be told of :meth:`count_categories`, by default all of it.
+        ``told`` is what may be reported of :meth:`count_categories`. Default: all of it.
         """
         # never beyond 1 about the true centre; clipped, that about another one tells nothing
         found, rows = [np.clip(second_pass(x, asked.centre), -1.0, 1.0)], block.rows
@@ -717,12 +686,12 @@ class OwnColumns:
         return np.concatenate(found)
 
     def named(self, text: str) -> Encoder:
-        """Return the common encoder, which came without names.
+        """Return the common encoder with this node's column names.
 
         Raises
         ------
         TableError
-            It is none, or does not fit the columns.
+            It does not fit the columns.
         """
         try:
             encoder = Encoder.from_dict(read_json(text, parse_constant=_refuse))
@@ -747,12 +716,7 @@ class OwnColumns:
 
 
 def check_kinds(party: Any, first: Any) -> None:
-    """Refuse a holder of a block that cannot have a common encoder with the first one.
-
-    Raises
-    ------
-    ProtocolError
-    """
+    """Refuse a holder that cannot have a common encoder with the first one of its block."""
     problem = ""
     if party.kinds and (
         len(party.kinds) != party.features or set(party.kinds) - set(LETTERS.values())

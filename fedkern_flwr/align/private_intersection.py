@@ -1,4 +1,4 @@
-"""Which records several parties have in common, by tags of their ids that only key holders make."""
+"""Find common records of several parties by secret tags of their ids."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from ..wire.message import Message, array
 
 
 class AlignRequest(Message):
-    """What every request of the method carries."""
-
     session: str = ""
     round: int = 0  # grows with every exchange
     # The list that the party before sealed for this one; empty at the first hop.
@@ -31,30 +29,28 @@ class AlignRequest(Message):
 
 
 class AlignReply(Message):
-    """What every reply of the method carries."""
-
     round: int = 0
     fingerprint: str  # digest of the party's secrets of the run, which must stay the same
 
 
 class HopRequest(AlignRequest, phase="align-hop"):
-    """Send your own list to the next party, or multiply one and pass it on."""
+    """Request to send your list to the next party, or to multiply another one and forward it."""
 
     hop: int  # how many hops the list has behind it: 0 for the party's own
 
 
 class HopReply(AlignReply, phase="align-hop"):
-    """The list for the next party of the ring."""
+    """Return the list for the next party of the ring."""
 
     sealed: NDArray[Any] = array("bytes", dtype="byte")
 
 
 class TagsRequest(AlignRequest, phase="align-tags"):
-    """Your own list is back: make tags of it, write the file, erase the secrets of the run."""
+    """Your list is back: make tags of it, write the file, erase the secrets of the run."""
 
 
 class TagsReply(AlignReply, phase="align-tags"):
-    """Pseudonyms of all rows, as later runs send them."""
+    """Return pseudonyms of all rows, as later runs send them."""
 
     ids: NDArray[Any] = array("ids", "words", dtype="ring")  # sorted, shape (rows, 2)
 
@@ -110,9 +106,9 @@ class Exponents:
     own : bytes
         a, for the lists of other parties.
     blind : bytes
-        r, for its own list before it leaves.
+        r, for its list before it is sent.
     rest : bytes
-        a / r up to its sign, for its own list when it is back.
+        a / r up to its sign, for its list when it is back.
     """
 
     own: bytes
@@ -121,27 +117,24 @@ class Exponents:
 
     @classmethod
     def draw(cls) -> Exponents:
-        """Draw fresh secrets."""
         own, blind = _fresh_scalar(), _fresh_scalar()
         rest = _as_scalar(_number(own) * pow(_number(blind), -1, _ORDER))
         return cls.draw() if rest is None else cls(own, blind, rest)
 
     def pack(self) -> bytes:
-        """Return the secrets as 96 bytes."""
         return self.own + self.blind + self.rest
 
     @classmethod
     def unpack(cls, data: bytes) -> Exponents:
-        """Rebuild from :meth:`pack`."""
         return cls(data[:32], data[32:64], data[64:])
 
     @property
     def fingerprint(self) -> str:
-        """What the server may see, to notice that a party has drawn anew within a run."""
+        """Public digest, with which the server notices new secrets within a run."""
         return hashlib.sha256(_FINGERPRINT + self.pack()).hexdigest()[:16]
 
     def order(self, texts: Sequence[str]) -> list[int]:
-        """Return a secret random order of the ids, the same whenever it is asked for."""
+        """Return a secret random order of the ids, always the same."""
         ranks = [hmac.digest(self.blind, _PLACE + text.encode(), "sha256") for text in texts]
         return sorted(range(len(texts)), key=ranks.__getitem__)
 
@@ -158,7 +151,7 @@ def hash_to_curve(text: str) -> bytes:
 
 
 def on_curve(u: int) -> bool:
-    """Tell whether there is a point (u, v) with v != 0 on Curve25519 rather than on its twist."""
+    """Return whether a point (u, v) with v != 0 is on Curve25519 rather than on its twist."""
     return _jacobi(u * (u * (u + _A) + 1) % _PRIME, _PRIME) == 1
 
 
@@ -171,23 +164,17 @@ def blind_ids(texts: Iterable[str], exponent: bytes) -> bytes:
 
 
 def multiply_points(points: bytes, exponent: bytes) -> bytes:
-    """Multiply the points of a list that another party sent.
-
-    Raises
-    ------
-    ProtocolError
-        It is no list of points of the curve in their one proper form, or a point is of low order.
-    """
+    """Multiply the points of another party's list; ProtocolError for improper points."""
     return b"".join(_products(points, exponent))
 
 
 def finish_tags(points: bytes, exponent: bytes, ids: int) -> list[bytes]:
-    """Return the tags of a party's own list that has come back.
+    """Return the tags of a party's list that has come back.
 
     Raises
     ------
     ProtocolError
-        The list does not fit the ids: another length, points that come twice, improper ones.
+        The list has another length, duplicate points or improper ones.
     """
     if len(points) != POINT_BYTES * ids:
         raise ProtocolError(
@@ -224,7 +211,7 @@ def _number(data: bytes) -> int:
 
 
 def _fresh_scalar() -> bytes:
-    """Return a fresh private key in the form in which X25519 uses it."""
+    """Return a new private key in the form in which X25519 uses it."""
     number = _number(X25519PrivateKey.generate().private_bytes_raw())
     return (number % 2**254 // 8 * 8 + 2**254).to_bytes(32, "little")
 
@@ -232,7 +219,7 @@ def _fresh_scalar() -> bytes:
 def _as_scalar(residue: int) -> bytes | None:
     """Return the X25519 scalar, 2^254 plus 8 times less than 2^251, of a residue or its negative.
 
-    One of them has one, but for one residue in 2^126.
+    One of them has one, except for one residue in 2^126.
     """
     for value in (residue, -residue):
         eighth = (value - 2**254) * pow(8, -1, _ORDER) % _ORDER

@@ -166,7 +166,6 @@ class Client(GuardedNode, NumPyClient):
     # -- for subclasses
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return the phases that this client answers."""
         last = self.marked("ends")
         return {
             what.phase: (what, partial(self.ending if what in last else self.answering, method))
@@ -304,7 +303,7 @@ class Client(GuardedNode, NumPyClient):
     # -- requests
 
     def _answer(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
-        """Answer a request; Flower shows the server the text of whatever is raised here."""
+        """Answer a request; hide the text of foreign exceptions from the server."""
         session = str(config.get("session", ""))
         try:
             try:
@@ -470,12 +469,12 @@ class Client(GuardedNode, NumPyClient):
     # -- rounds: each is done once, and its state is kept
 
     def open_session(self, session: str) -> SessionState:
-        """Return the node's state in a session that ``describe`` has opened.
+        """Return the state of the session that ``describe`` has opened.
 
         Raises
         ------
         ProtocolError
-            Another session is open.
+            It is another session.
         """
         state = SessionState.load(self.context)
         if not session or state.session != session:
@@ -533,7 +532,6 @@ class Client(GuardedNode, NumPyClient):
         return int(path.read_text()) if path is not None and path.is_file() else 0
 
     def state_path(self, session: str, name: str) -> Path | None:
-        """Return this node's file for a session; None without a folder."""
         if self.state_dir is None or not session.isalnum():
             return None
         folder = run_folder(self.state_dir, session, self.partition)
@@ -556,7 +554,6 @@ class Client(GuardedNode, NumPyClient):
     # -- secure sums
 
     def _announce(self, request: DescribeRequest, reply: DescribeReply) -> DescribeReply:
-        """Add the node's identity and its key of the run to its description."""
         record = self.record
         record.binary = reply.binary
         known_as: dict[str, Any] = {
@@ -612,7 +609,7 @@ class Client(GuardedNode, NumPyClient):
         )
 
     def _open_sums(self, session: str, sections: list[Section]) -> ClientSums | None:
-        """Return the sums of a request; in a secure run always, so that nothing goes unmasked."""
+        """Return the sums of a request; in a secure run never None, so nothing is sent unmasked."""
         state = load_state(self.context)
         if state is None or state.session != session:
             if sections:
@@ -642,7 +639,6 @@ class Client(GuardedNode, NumPyClient):
         return int(getattr(self._request, self.rounds_of.get(name, ""), 0))
 
     def _check_named(self, name: str) -> None:
-        """Refuse a sum that was opened in this run."""
         assert self.sums is not None
         order, known_as = self.sums.order(name), name.partition("#")[0]
         if order.self_masks:
@@ -682,7 +678,6 @@ class Client(GuardedNode, NumPyClient):
         )
 
     def _answer_sums(self, request: sum_wire.SumRequest) -> sum_wire.SumReply:
-        """Answer a request with sections only, or one that ends the run."""
         if isinstance(request, (sum_wire.FinishRequest, sum_wire.BreakRequest)):
             self._end(request.session, over=isinstance(request, sum_wire.FinishRequest))
         else:

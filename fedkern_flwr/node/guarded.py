@@ -392,14 +392,12 @@ class GuardedNode:
             yield Opening("windows", share=share, unknowns=row, values=record.windows.encode())
 
     def warn(self, problem: str) -> None:
-        """Warn, once in a run, that rows can be computed."""
         if problem and not self.record.warned:
             logger.warning("the rows behind a sum can be computed: %s", problem)
             self.record.warned = True
 
     @property
     def count_mode(self) -> counting.Mode:
-        """What happens above the release limit."""
         policy = self.policy
         return "off" if policy.allow_small_sums else policy.counting or self.usual_counting
 
@@ -492,10 +490,7 @@ class GuardedNode:
         return np.array(told).reshape(values.shape)
 
     def message_name(self, *less: str) -> str:
-        """Return the name of what the message at hand asks, whichever attempt it is.
-
-        The fields that are given count for nothing either.
-        """
+        """Return a digest of the request, equal for all attempts; fields ``less`` do not count."""
         scalars = self._request.scalars().items()
         asks = {name: value for name, value in scalars if name not in (*_OF_AN_ATTEMPT, *less)}
         return content_digest(asks, self._request.arrays())
@@ -508,14 +503,12 @@ class GuardedNode:
         return [counts[member][0 if users else 1] for member in self.sums.cohort(total).members]
 
     def _load_record(self, session: str) -> RunRecord:
-        """Return the record of a run, from the ledger if there is one."""
         self._record_kept = kept = self.ledger.record(session)
         if kept is None:
             return RunRecord.load(self.context, session)
         return RunRecord.read(kept) if kept else RunRecord(session)
 
     def _keep_record(self) -> None:
-        """Save the record of a run, before the answer is sent."""
         self.record.store(self.context)
         if self.ledger.counts and (text := self.record.write()) != self._record_kept:
             self.ledger.keep_record(self.record.session, text)  # else the disk has it

@@ -207,7 +207,7 @@ class MethodClient(Client):
         return OwnRows(parts, ids, learned=len(self.x))
 
     def _named(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return rows whose categories do not depend on which others the table has."""
+        """Return rows with digests for categories, independent of the table's other categories."""
         found = x.copy() if self.categories else x
         for name, words in self.categories.items():
             k = self.columns.index(name)
