@@ -134,6 +134,7 @@ def read_alignment(path: str | Path | None) -> AlignmentKey | None:
 
 
 def id_texts(ids: Ids) -> list[str]:
+    """Return ids as text."""
     if isinstance(ids, np.ndarray) and ids.dtype.kind == "U":
         return [str(text) for text in ids.tolist()]
     return [str(value) for value in ids]

@@ -97,10 +97,8 @@ class SumSpec:
 
     @property
     def key(self) -> str:
-        """Key of the total."""
         return self.label or self.name
 
     @property
     def noise(self) -> NoisySum:
-        """Noise of each party."""
         return NoisySum() if self.release is None else self.release.noise

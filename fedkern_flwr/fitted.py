@@ -141,6 +141,7 @@ class FittedModel:
 
     @property
     def calibration(self) -> Calibration | None:
+        """Calibration on held-out rows, or None."""
         classes = self.classes_
         outputs = len(classes) if classes is not None and len(classes) > 2 else 1
         return Calibration.read(self.meta.get("calibration") or (), outputs)

@@ -54,7 +54,6 @@ def set_telemetry(enabled: str) -> None:
 
 
 def empty_run(run_id: int) -> Any:
-    """Return the ``Run`` of a grid outside a SuperLink."""
     from flwr.supercore.run import Run
 
     return Run.create_empty(run_id=run_id)
@@ -120,7 +119,6 @@ class _Held(dict[str, Any]):
         self.held, self._write = held, write
 
     def written(self) -> None:
-        """Compute the values, and drop the object."""
         if self.held is not None:
             self.update(self._write())
             self.held = None
@@ -146,17 +144,10 @@ for _name in ["get", "keys", "values", "items", "copy", "pop"]:
 
 
 def held_record(held: Any, write: Callable[[], Mapping[str, Any]]) -> ConfigRecord:
-    """Return a record that holds an object until its values are accessed.
+    """Return a record that holds an object until its values (``write``) are accessed.
 
     A node's state is packed for every message. If the next message comes to the same process, this
     can be skipped. Do not change a held object: :func:`held_in` returns it without a copy.
-
-    Parameters
-    ----------
-    held : object
-        The object.
-    write : callable
-        Returns the values of the record.
     """
     record = ConfigRecord()
     record.__dict__["_data"] = _Held(held, write)
@@ -180,7 +171,6 @@ def copy_message(message: Message) -> Message:
 
 
 def message_round_trip(message: Message) -> Message:
-    """Serialise a message with Flower's protobuf code and read it back."""
     from flwr.common.serde import message_from_proto, message_to_proto
 
     copy = message_from_proto(message_to_proto(message))
@@ -280,8 +270,6 @@ class _EagerClock:
 
 
 class _Instead:
-    """Wrap a node's state, replacing one method."""
-
     def __init__(self, state: Any, name: str, method: Callable[..., Any]) -> None:
         self._state = state
         setattr(self, name, method)
@@ -295,8 +283,7 @@ class _Exchanges:
 
     Flower creates a task before all parts of its message have arrived, keeps the message if the run
     is stopped, and then takes any reply for that of the next message. Here a task is created for a
-    complete message, a reply belongs to its message, and a stopped run ends the wait. One message
-    is processed at a time.
+    complete message, a reply belongs to its message, and a stopped run ends the wait.
     """
 
     def __init__(self, loop: Any, describe: Callable[[str, str], str], words: int) -> None:
@@ -353,7 +340,6 @@ class _Exchanges:
         return run
 
     def push(self, *, state: Any, object_store: Any, **calls: Any) -> None:
-        """Wait for the reply and send it; erase the message."""
         try:
             if self._task is not None:
                 replies = [self._reply(state, object_store)]
@@ -431,17 +417,11 @@ def mend_supernode(loop: Any, describe: Callable[[str, str], str], words: int = 
     """Make a SuperNode poll often, and complete each message before the next.
 
     It polls every 0.5 s while messages arrive, and every 3 s when idle; Flower has no option for
-    this. Tested with flwr 1.42.0 on real servers, and with 1.41.0, which has the same files, in one
-    process. If Flower's code is not as expected, the SuperNode is unchanged, with a warning.
-
-    Parameters
-    ----------
-    loop : module
-        ``flwr.supernode.start_client_internal``; some of its functions are replaced.
-    describe : callable
-        (problem, code) -> error text for the server.
-    words : int (default: 0)
-        File descriptor with lines of a task, a space and such a text, for each process that ended.
+    this. Tested with flwr 1.42.0 on real servers, and with 1.41.0 in one process. If Flower's code
+    is not as expected, the SuperNode is unchanged, with a warning. ``loop`` is the module
+    ``flwr.supernode.start_client_internal``; ``describe`` maps (problem, code) to an error text for
+    the server. The file descriptor ``words`` has lines of a task, a space and such a text, for each
+    process that ended.
     """
     missing = [name for name, parameters in _USED.items() if not _has(loop, name, parameters)]
     if missing:
@@ -602,7 +582,6 @@ class Control:
         _called(lambda: self._client.StopRun(StopRunRequest(run_id=run_id)))
 
     def log(self, run_id: int) -> str:
-        """Return the server output of a run."""
         from flwr.proto.control_pb2 import StreamLogsRequest
 
         request = StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
@@ -624,5 +603,4 @@ def _called(call: Callable[[], Any]) -> Any:
 
 
 def is_started_for_message() -> bool:
-    """Return whether a stock SuperNode started this process for one message."""
     return not warm and "flwr.supernode.cli.flwr_clientapp" in sys.modules

@@ -160,8 +160,6 @@ class FrozenTable:
 
 
 class FrozenFiles:
-    """Manage the freeze of a node and its frozen tables."""
-
     def __init__(self, state_dir: Path, partition: int, policy: NodePolicy) -> None:
         self.state_dir, self.partition, self.policy = state_dir, partition, policy
         self.folder = freeze_folder(state_dir, partition)
@@ -172,14 +170,7 @@ class FrozenFiles:
     def open_run(self, run: str, files: NodeFiles, *, resumed: bool = False) -> FrozenTable | None:
         """Return the frozen table of a run; for a new run, apply changes first.
 
-        Parameters
-        ----------
-        run : str
-            Name of the run.
-        files : NodeFiles
-            The node's files.
-        resumed : bool (default: False)
-            Whether the run was started before, and so needs its earlier table.
+        A ``resumed`` run needs its earlier table.
 
         Raises
         ------
@@ -205,7 +196,6 @@ class FrozenFiles:
         return not limited or self._ledger.exists
 
     def load(self, table: str) -> FrozenTable:
-        """Read a frozen table by name; StateError if it is missing."""
         return FrozenTable.load(self.folder / table)
 
     def unfrozen(self, files: NodeFiles) -> FrozenTable | None:
@@ -266,21 +256,9 @@ class FrozenFiles:
     ) -> tuple[FrozenTable | None, Change]:
         """Apply changes of the files; create the freeze if there is none.
 
-        Parameters
-        ----------
-        files : NodeFiles
-            The node's files.
-        force : bool (default: False)
-            Whether to apply all changes now, whatever they expose.
-        withdraw : sequence of str
-            Ids of rows to withdraw now, each with others of its block.
-
-        Returns
-        -------
-        FrozenTable or None
-            None if there are too few rows for a block.
-        Change
-            What was applied, and what waits.
+        ``force`` applies all changes now, whatever they expose. ``withdraw`` are ids of rows to
+        withdraw now, each with others of its block. Returns None instead of a table if there are
+        too few rows for a block.
         """
         with self._ledger.file.writing() as db:
             found = self._update(db, files, force=force, withdraw=withdraw)
@@ -429,7 +407,6 @@ class _Files:
 
 
 def _common_key(files: NodeFiles) -> bytes | None:
-    """Return the freeze key derived from a common secret, if any."""
     secret = read_alignment(files.alignment_key)
     return hashlib.sha256(b"freeze/" + secret).digest() if isinstance(secret, bytes) else None
 

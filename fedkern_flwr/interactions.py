@@ -351,7 +351,6 @@ def _plain(column: Any) -> Any:
 
 
 def _id_cells(column: Any, role: str, source: str) -> Any:
-    """Return ids as trimmed text; refuse empty ones."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -437,6 +436,7 @@ class Interactions:
 
     @property
     def rows(self) -> int:
+        """Number of interactions n."""
         return len(self.user)
 
     @property
@@ -507,12 +507,7 @@ class Interactions:
         return replace(self.take(keep), notes=notes)
 
     def matrix(self, rows: NDArray[np.bool_] | None = None) -> csr_array:
-        """Return which user has which item.
-
-        Parameters
-        ----------
-        rows : NDArray[np.bool_], shape (n,), or None (default: None)
-            Interactions to count; None for all.
+        """Return which user has which item, in the interactions ``rows`` (a mask; default: all).
 
         Returns
         -------
@@ -663,21 +658,7 @@ def encode_interactions(
 def hold_out_random(interactions: Interactions, share: float, seed: int) -> NDArray[np.bool_]:
     """Return a mask that holds out a random share of all interactions.
 
-    It does not depend on the order of the rows.
-
-    Parameters
-    ----------
-    interactions : Interactions
-        The interactions.
-    share : float
-        In [0, 1).
-    seed : int
-        Seed of the experiment.
-
-    Returns
-    -------
-    NDArray[np.bool_], shape (n,)
-        True for a held-out row.
+    It does not depend on the order of the rows. ``share`` is in [0, 1).
     """
     rng = np.random.default_rng(derive_seed(seed, "held-out interactions"))
     order = np.lexsort((interactions.item, interactions.user))
@@ -687,19 +668,7 @@ def hold_out_random(interactions: Interactions, share: float, seed: int) -> NDAr
 def hold_out_latest(interactions: Interactions, share: float) -> NDArray[np.bool_]:
     """Return a mask that holds out the latest share of all interactions.
 
-    Rows of equal time are ordered by user and item.
-
-    Parameters
-    ----------
-    interactions : Interactions
-        The interactions.
-    share : float
-        In [0, 1).
-
-    Returns
-    -------
-    NDArray[np.bool_], shape (n,)
-        True for a held-out row.
+    Rows of equal time are ordered by user and item. ``share`` is in [0, 1).
 
     Raises
     ------

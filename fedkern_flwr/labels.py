@@ -75,6 +75,7 @@ def name_classes(classes: Sequence[float | str]) -> tuple[tuple[str, ...], tuple
 
 
 def are_numbers(classes: Sequence[float | str]) -> bool:
+    """Return whether all classes are numbers."""
     try:
         return all(np.isfinite(float(one)) for one in classes)
     except (TypeError, ValueError):

@@ -361,6 +361,7 @@ class Method(Strategy):
 
     @property
     def parties_(self) -> dict[int, Any]:
+        """Node id -> description, by partition."""
         return self.nodes.parties
 
     @property
@@ -375,10 +376,12 @@ class Method(Strategy):
 
     @property
     def sums(self) -> SecureSum | None:
+        """The secure sums of the current run."""
         return self.nodes.sums
 
     @property
     def session(self) -> str:
+        """Name of the run."""
         return self.nodes.session
 
     def check_count(self, problem: str) -> None:
@@ -394,6 +397,7 @@ class Method(Strategy):
         logger.info(self.notes_[-1])
 
     def summary(self) -> None:
+        """Log the configuration."""
         for name, value in self.options().items():
             logger.info("%s: %s", name, value)
 

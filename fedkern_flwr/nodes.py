@@ -154,19 +154,8 @@ class Nodes:
 
         The nodes' ``num-partitions`` is their expected number. A node that fails here fails the
         run. Releases with the same protocol work together; a warning names those that differ.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid.
-        reply : type
-            Class of the replies.
-        check : callable
-            Refuses parties that do not fit together.
-        figures : path, optional
-            In deployments: file for Prometheus figures.
-        **request
-            Fields of :class:`~fedkern_flwr.wire.describe.DescribeRequest`.
+        ``request`` has fields of :class:`~fedkern_flwr.wire.describe.DescribeRequest`, ``figures``
+        is a file for Prometheus.
 
         Raises
         ------
@@ -291,10 +280,12 @@ class Nodes:
     # -- who they are
 
     def active(self) -> list[int]:
+        """Return the ids of nodes that take part, by partition."""
         left_out = set(self.left_out)
         return [node for node, party in self.parties.items() if party.partition not in left_out]
 
     def partitions(self) -> list[int]:
+        """Return the partitions that take part."""
         return [self.parties[node].partition for node in self.active()]
 
     def node_of(self) -> dict[int, int]:
@@ -326,16 +317,9 @@ class Nodes:
     ) -> Outcome:
         """Send messages and wait for the replies; count failures, exclude nodes with too many.
 
-        Sections of secure sums are removed from the replies as they arrive.
-
-        Parameters
-        ----------
-        grid, messages, phase, timeout, enough, idle, awaits
-            See :func:`fedkern_flwr.transport.exchange`.
-        number : int
-            Number of the round, by which misses are counted: it may have several exchanges.
-        required : int, optional
-            Least number of answers. Default: ``min_clients``.
+        Sections of secure sums are removed from the replies as they arrive. ``number`` is the
+        round, by which misses are counted; at least ``required`` nodes (default: ``min_clients``)
+        must answer. For the rest see :func:`fedkern_flwr.transport.exchange`.
 
         Raises
         ------

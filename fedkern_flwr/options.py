@@ -188,6 +188,7 @@ def members(kind: Any) -> tuple[Any, ...]:
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is none of the choices."""
     if value not in choices:
         raise OptionError(
             f"{name} is {value!r}",
@@ -197,6 +198,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def at_least(name: str, value: float, least: float) -> None:
+    """Refuse a value below the least one."""
     if not isinstance(value, (int, float, np.number)):
         raise OptionError(f"{name} is {value!r}", remedy="use a number", code="FK-OPTION-TYPE")
     if not least <= value < math.inf:
@@ -295,7 +297,6 @@ class Removed:
 
 
 def _removed() -> tuple[dict[str, dict[str, Removed]], Removed]:
-    """Read the removed options; values are Python literals."""
     found = tomllib.loads(files(__package__).joinpath("removed.toml").read_text(encoding="utf-8"))
     instead, rows = found.pop("instead"), dict[str, dict[str, Removed]]()
     for method, options in found.items():
@@ -339,20 +340,9 @@ def take_out(
 ) -> dict[str, Any]:
     """Return options without removed ones.
 
-    Parameters
-    ----------
-    method : str
-        Name of the method, such as ``"fed-cg"``.
-    options : mapping
-        Name of the option, with underscores, -> value.
-    known : collection of str (default: ())
-        Existing options, which may have the name of a removed one.
-    place : {"run", "client", "node", "model"} (default: "run")
-        Where the options are from.
-    values : bool (default: True)
-        Whether to refuse removed values of existing options.
-    level : int (default: logging.WARNING)
-        Log level of the note about ignored options.
+    ``known`` are existing options, which may have the name of a removed one. Without ``values``,
+    removed values of existing options pass. ``level`` is the log level of the note about ignored
+    options.
 
     Raises
     ------

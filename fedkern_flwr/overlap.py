@@ -25,18 +25,8 @@ class Overlap:
     """Manage overlapping messages of a run.
 
     Uploads to sums are removed from the replies as they arrive. The method decides about
-    repetitions and time-outs. A party has one message at a time.
-
-    Parameters
-    ----------
-    nodes : Nodes
-        Nodes of the run.
-    grid : Grid
-        Flower's grid.
-    timeout : float
-        Seconds until a party times out.
-    check : callable
-        (partition, reply) -> None; refuses a reply that is well-formed but wrong.
+    repetitions and time-outs. A party has one message at a time. ``check`` refuses a reply that is
+    well-formed but wrong.
     """
 
     def __init__(
@@ -74,16 +64,8 @@ class Overlap:
     ) -> None:
         """Send requests to partitions, as one exchange; shared arrays are packed once.
 
-        Parameters
-        ----------
-        requests, replies : mapping
-            Partition -> its request, and the class of its reply.
-        sums : sequence of RunningSum
-            Sums to contribute to.
-        deliveries : mapping
-            Partition -> the sum that it receives.
-        number : int
-            Number of the exchange.
+        ``replies`` has the class of each reply. The parties contribute to ``sums``; ``deliveries``
+        maps partitions to sums that they receive.
         """
         messages, packed = list[Message](), dict[Any, ArrayRecord]()
         sums_of = self.nodes.sums
@@ -157,9 +139,7 @@ class Overlap:
         return failed
 
     def forget(self, partitions: Iterable[int]) -> None:
-        """Stop waiting for some parties, and ignore their replies."""
         self._courier.forget(self._node[p] for p in partitions)
 
     def unmask(self, running: RunningSum, number: int) -> None:
-        """Open a sum with enough contributions, and wait for it."""
         self.nodes.unmask(self.grid, [running], number=number, timeout=self.timeout)

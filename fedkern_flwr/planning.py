@@ -89,14 +89,13 @@ def allowance(
     labels : int
         Columns of a row besides its features.
     rows : mapping, optional
-        Partition -> its rows in the sums, such as those of a fold. Default: all.
+        Partition -> its rows in the sums. Default: all.
     columns : int, optional
         Columns used by the sums, labels included. Default: all.
     threshold : int, optional
         Fewest parties with which a sum is opened. Default: all.
     beside : mapping, optional
-        Partition -> other party -> unknowns of a row in its further columns, see
-        :func:`~.guard.counting.hidden_beside`.
+        See :func:`~.guard.counting.hidden_beside`, for each partition.
     """
     cohort = list(parties)
     counts = {p.partition: p.rows for p in cohort} if rows is None else rows

@@ -43,7 +43,6 @@ class Listener:
         self._since = 0.0
 
     def start(self) -> None:
-        """Start to measure time."""
         self._since = time.perf_counter()
 
     def turn_to(self, part: Part) -> Part:

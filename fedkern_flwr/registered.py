@@ -20,6 +20,7 @@ GROUP = "fedkern.methods"
 
 @cache
 def registered() -> dict[str, EntryPoint]:
+    """Return name -> entry point."""
     return {point.name: point for point in sorted(entry_points(group=GROUP))}
 
 

@@ -91,25 +91,7 @@ class Program(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RunRules:
-    """A method's rules for checkpoints and repetitions.
-
-    Attributes
-    ----------
-    attempts : int
-        Number of attempts at a request that too few answered.
-    checkpoint : Path, optional
-        File for checkpoints.
-    checkpoint_every : int
-        Rounds between checkpoints, if ``confirmed``.
-    resume : bool
-        Whether to continue from the checkpoint.
-    confirmed, opens_once, reopens, counts_replies
-        See :class:`~fedkern_flwr.method.Method`.
-    budget : Budget, optional
-        Privacy budget of the run.
-    releases : int
-        Sums about the same rows that share the budget.
-    """
+    """A method's rules for checkpoints and repetitions, see :class:`.Method`."""
 
     method: str
     attempts: int = 5
@@ -173,13 +155,6 @@ class Run:
         Called with each :class:`~fedkern_flwr.steps.Round`; returns its row of the history.
     show : callable, optional
         Called after each round with (rounds done, all rounds, metrics of the round).
-
-    Attributes
-    ----------
-    over : bool
-        Whether the clients have erased the run.
-    deliveries : dict
-        Partition -> sums on their way to it.
     """
 
     def __init__(
@@ -408,9 +383,9 @@ class Run:
         return found
 
     def _enough(self, step: Ask) -> Answers:
-        """Ask all, and again with new sums those whose sum has too few, until all have enough.
+        """Send a request to all; repeat it with new sums where too few answered.
 
-        Nothing of a sum that is repeated has been opened, nor will it be.
+        A sum that is repeated was not opened, and will never be.
         """
         problem = _MISSING
         replies: dict[int, Any] = {}
@@ -437,7 +412,6 @@ class Run:
         raise self._gave_up(step, problem)
 
     def _too_few(self, one: RunningSum) -> str:
-        """Return why a sum cannot be opened, or ""."""
         if self.log.again and set(one.uploaded) != set(self.log.again):
             return "those whose sum was being opened when the run broke off did not all answer"
         try:
@@ -575,7 +549,6 @@ class Run:
             yield from request_messages(bye, self._question.idle, group_id=str(number))
 
     def _addressed(self, request: PhaseMessage, number: int) -> PhaseMessage:
-        """Set session, round and attempt of a request."""
         known: dict[str, Any] = {"session": self.nodes.session, "round": number}
         if self._question.attempt:
             known["attempt"] = self._question.attempt
@@ -632,14 +605,12 @@ class Run:
         return found
 
     def close(self, sums: Iterable[RunningSum]) -> None:
-        """Discard sums."""
         for one in sums:
             self._sums.close(one)
 
     # -- failures
 
     def _gave_up(self, step: Ask, problem: str = _MISSING) -> CohortError:
-        """Return the error of a run with too few answers."""
         nodes, phase = self.nodes, next(iter(self._requests(step).values())).phase
         failed = self._failed() or "replies without their sums"
         text = f"{problem}, {self.rules.attempts} times in a row: {failed}"
@@ -652,12 +623,10 @@ class Run:
         return CohortError(text, remedy=step.remedy or remedy, phase=phase, code="FK-PARTIES-LOST")
 
     def _failed(self) -> str:
-        """Return the first nodes that did not answer, and why."""
         failures = sorted(self._question.failures.items())
         return ", ".join(f"{self.nodes.name(node)} {failure}" for node, failure in failures[:3])
 
     def _failed_parties(self) -> dict[int, Failure]:
-        """Return partition -> why it did not answer."""
         parties = self.nodes.parties
         return {parties[node].partition: why for node, why in self._question.failures.items()}
 

@@ -163,7 +163,6 @@ class RunLog:
         self._since = None
 
     def save(self, step: Save, outcome: Outcome) -> None:
-        """Save a state; ``outcome`` is that of the last exchange."""
         if self.rules.confirmed:
             sums = {} if self.nodes.sums is None else {"sums": self.nodes.sums.progress()}
             self._keep(dict(step.arrays), {**step.meta, **sums})
@@ -235,7 +234,6 @@ class RunLog:
         self._pending = (number, arrays, {**self._shared(), "round": number, **meta}, waiting)
 
     def _confirm(self, outcome: Outcome) -> None:
-        """Write the copy if all its clients have confirmed it."""
         if self._pending is None:
             return
         number, arrays, meta, waiting = self._pending

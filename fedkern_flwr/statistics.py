@@ -32,7 +32,7 @@ def welch(counts: ArrayLike, means: ArrayLike, variances: ArrayLike) -> tuple[fl
 
 
 def anova(counts: ArrayLike, means: ArrayLike, variances: ArrayLike) -> tuple[float, float]:
-    """Return F and its p-value of groups with one variance; shapes (groups,), see :func:`welch`."""
+    """Return F and its p-value for groups with equal variances; shapes (groups,)."""
     n, m, v = (np.asarray(part, np.float64) for part in (counts, means, variances))
     there = n > 0.0
     n, m, v = n[there], m[there], v[there]
@@ -90,23 +90,9 @@ def mean_discrepancy(
 ) -> tuple[float, float]:
     """Return the distance of the mean features of rows from those of others, and a p-value.
 
-    The p-value is from random signs: the centred rows with random signs show the differences by
-    chance. The rows of the others are not available.
-
-    Parameters
-    ----------
-    ours : ndarray, shape (n, w)
-        Features of the party's rows.
-    theirs : ndarray, shape (w,)
-        Mean features of ``others`` rows.
-    others : int
-        Number of other rows.
-    seed : int
-        Seed of the signs.
-    draws : int (default: 500)
-        Number of repetitions.
-    most : int (default: 5000)
-        Most rows for the p-value.
+    The p-value is from ``draws`` random signs: up to ``most`` centred rows with random signs show
+    the differences by chance. ``ours`` has shape (n, w), ``theirs`` is the mean of ``others`` rows,
+    shape (w,).
     """
     n, rng = len(ours), np.random.default_rng(seed)
     away = float(np.linalg.norm(ours.mean(axis=0) - theirs))

@@ -37,11 +37,9 @@ PLACES = Sum("places", bound=1.0)
 
 #: Powers and products, each over the number of values of all parties, or its root; finer bins.
 def width(sizes: Mapping[str, int]) -> int:
-    """Return the number of columns with products in the second sum, from the size of each key.
-
-    Products of d numbers fill a triangle; n columns with missing values add 2 d n + n². Groups and
-    tables of counts are products with the columns of all categories.
-    """
+    """Return the number of columns with products in the second sum, from the size of each key."""
+    # Products of d numbers fill a triangle; n columns with missing values add 2 d n + n². Groups
+    # and tables of counts are products with the columns of all categories.
     d = (isqrt(8 * sizes["products"] + 1) - 1) // 2
     n = isqrt(d * d + sizes["known"]) - d
     grouped = sizes["groups"] + sizes["cross"] > 0
@@ -141,7 +139,6 @@ def places(plan: Plan, own: Mapping[str, Floats], bound: float, circles: int) ->
 
 
 def lengths_of(bound: float, circles: int) -> Floats:
-    """Return the lengths of circles, each half of the one before."""
     return np.asarray(4.0 * bound * 2.0 ** -np.arange(circles))
 
 
@@ -290,11 +287,9 @@ def noisy_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
 
 
 def noisy_reach(plan: Plan) -> float:
-    """Return by how much replacing a row moves the terms, before the division.
-
-    A known number in [-1, 1] has the terms 1, z, its square and a bin. Two rows differ by squares
-    of at most 4 in the first three, and 2 in the bins; by 2 in a category.
-    """
+    """Return by how much replacing a row moves the terms, before the division."""
+    # A known number in [-1, 1] has the terms 1, z, its square and a bin. Two rows differ by squares
+    # of at most 4 in the first three, and 2 in the bins; by 2 in a category.
     return float(np.sqrt(6.0 * len(plan.numbers) + 2.0 * len(plan.texts)))
 
 

@@ -70,13 +70,6 @@ def common_columns(
         Partition -> its name.
     group : str, optional
         A column that must be one of categories.
-
-    Raises
-    ------
-    TableError
-        No column remains.
-    OptionError
-        There is no such column of categories.
     """
     kinds: dict[str, dict[int, str]] = {}
     words: dict[str, dict[str, set[int]]] = {}

@@ -127,13 +127,11 @@ class Totals:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Column -> rows of its holders."""
         found = np.rint(self.total["rows"] * self.about.rows).astype(int).tolist()
         return dict(zip([one.name for one in self.plan.columns], found, strict=True))
 
     @cached_property
     def words(self) -> dict[str, Floats]:
-        """Column -> counts of its categories, and of others."""
         return split_words(self.plan, np.rint(self.total["words"] * self.about.rows))
 
     @cached_property
@@ -336,7 +334,6 @@ _UNLIKE, _RARE, _NEAR = 0.4, 1e-3, 0.5
 
 
 def _shift(ours: tuple[float, float], theirs: tuple[float, float]) -> float:
-    """Return the standardised mean difference."""
     deviation = np.sqrt((ours[1] + theirs[1]) / 2.0)
     return float((ours[0] - theirs[0]) / deviation) if deviation > 0.0 else 0.0
 

@@ -58,7 +58,6 @@ class Figures:
         return round(max([0.0, *self.rows.values(), *(float(one.rows) for one in self.numbers)]))
 
     def metrics(self, significance: float) -> dict[str, Any]:
-        """Return the scalar figures of a run."""
         tests = [one["corrected"] for one in self.groups.get("tests", ())]
         missing = sum(one.gaps for one in self.numbers) + sum(map(self.gaps, self.words))
         found = {

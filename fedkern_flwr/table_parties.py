@@ -33,7 +33,6 @@ class TableReply(DescribeReply):
 
     @property
     def announced(self) -> int:
-        """Number of announced rows."""
         return self.rows + self.test_rows
 
 

@@ -90,18 +90,7 @@ def request_messages(
 ) -> list[Message]:
     """Address one request to several nodes; the records are packed once and shared.
 
-    Parameters
-    ----------
-    request : PhaseMessage
-        The request.
-    nodes : iterable of int
-        Ids of the destinations.
-    group_id : str
-        Name of the exchange, such as the round.
-    arrays : ArrayRecord, optional
-        The request's arrays, if already packed.
-    sections : mapping, optional
-        Node -> sections of its request.
+    ``arrays`` are the request's, if already packed; ``sections`` maps a node to its sections.
     """
     packed = array_record(request.arrays()) if arrays is None else arrays
     config = config_record(request.scalars())
@@ -121,7 +110,6 @@ def request_messages(
 
 
 def payload_bytes(message: Message) -> int:
-    """Return the size of a message's arrays and sections."""
     if not message.has_content():
         return 0
     total = 0
@@ -223,16 +211,15 @@ def exchange(
     phase : str
         Name for the ledger.
     timeout : float
-        Seconds to wait for all replies. Time in which a node is away does not count; it starts
-        again when the node is back.
+        Seconds to wait for all replies, not counting time in which a node is away.
     ledger : Ledger
         Totals to add to.
     on_reply : callable, optional
-        Called with (node, reply) on arrival. It may remove large uploads from the reply, which
-        frees their memory. A FedKernError that it raises makes the reply invalid.
+        Called with (node, reply) on arrival. It may remove large uploads from the reply. A
+        FedKernError makes the reply invalid.
     enough : callable, optional
-        Whether the replies so far suffice, checked after each batch. The others then get as long
-        again, at least a second; later ones are in neither ``replies`` nor ``failures``.
+        Whether the replies so far suffice. The others then get as long again, at least a second;
+        later ones are in neither ``replies`` nor ``failures``.
     idle : iterable of int
         Nodes that only get a notice: the wait for them is at most a minute longer, and they cannot
         fail.
@@ -244,7 +231,7 @@ def exchange(
     Raises
     ------
     EngineError
-        A Ray actor died: Flower's engine would send it more messages.
+        A Ray actor died.
     """
     started = time.monotonic()
     nodes = [message.metadata.dst_node_id for message in messages]
@@ -295,20 +282,14 @@ class _Request:
 
     Attributes
     ----------
-    message : Message
-        Kept until answered, for repetitions.
     copies : dict
         Id of each copy that may still be answered -> when it was sent.
     repeats : int
         Number of repetitions because its node did not answer.
-    again : bool
-        Whether it was repeated at all.
     ended : bool
-        Whether that was because the answering process was killed.
+        Whether it was repeated because the answering process was killed.
     failure : Failure or None
         Failure of a copy, while another may still be answered.
-    away : float or None
-        Since when its node is away.
     returns : int
         How often its node came back.
     missed : int
@@ -328,7 +309,6 @@ class _Request:
 
     @property
     def last(self) -> float:
-        """When the last copy that may be answered was sent."""
         return max(self.copies.values(), default=math.inf)
 
     @property
@@ -336,6 +316,18 @@ class _Request:
         return self.message.metadata.dst_node_id
 
 
+# A node may get a request twice: it was away, its process was killed, or it did not answer for
+# long. It answers one message at a time, in the order of their creation. So when the second copy
+# arrives, the first is completed, and no later request has arrived. A second copy opens nothing
+# twice and does not count as a refusal:
+#
+# A request of a round is refused by its number before any code reads rows: "done already"
+# (FK-MESSAGE-ORDER), or a used sum number (FK-SUM-NUMBER). The guard counts neither. An iteration
+# of HierarchicalSVM without a sum is repeated with its earlier result. "describe" of the same run
+# keeps its state, its nonce and its key. A vote signs the same survivors. Unmasking and recovery
+# reveal the same shares of the same sum; for other survivors a node refuses. The last request of a
+# run gets the bytes of the first answer. A second finish erases nothing more. A failing handler may
+# fail again, and the guard may count that; but the run ends with the first such failure anyway.
 class Courier:
     """Track messages under way: some are sent while others are awaited.
 
@@ -351,29 +343,6 @@ class Courier:
         In deployments: wait for absent nodes, repeat requests to nodes that do not answer.
     unawaited : iterable of int
         Nodes that fail as soon as they are away.
-
-    Attributes
-    ----------
-    returned : float
-        When a request was last repeated to a node that had been away.
-
-    Notes
-    -----
-    A node may get a request twice: it was away, its process was killed, or it did not answer for
-    long. It answers one message at a time, in the order of their creation. So when the second copy
-    arrives, the first is completed, and no later request has arrived. A second copy opens nothing
-    twice and does not count as a refusal:
-
-    * A request of a round is refused by its number before any code reads rows: "done already"
-      (FK-MESSAGE-ORDER), or a used sum number (FK-SUM-NUMBER). The guard counts neither. An
-      iteration of HierarchicalSVM without a sum is repeated with its earlier result.
-    * ``describe`` of the same run keeps its state, its nonce and its key.
-    * A vote signs the same survivors. Unmasking and recovery reveal the same shares of the same
-      sum; for other survivors a node refuses.
-    * The last request of a run gets the bytes of the first answer. A second finish erases nothing
-      more.
-    * A failing handler may fail again, and the guard may count that; but the run ends with the
-      first such failure anyway.
     """
 
     def __init__(
@@ -416,7 +385,6 @@ class Courier:
         return failures
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """Stop waiting for some nodes, and ignore their replies."""
         dropped = set(nodes)
         for one in [one for one in self._open if one.node in dropped]:
             self._close(one)
@@ -468,7 +436,6 @@ class Courier:
         return [name for name, one in every if one.node in there or not self._note_away(one)]
 
     def _push(self, requests: Sequence[_Request], messages: Sequence[Message]) -> None:
-        """Send and count a message for each request."""
         now, ids = time.monotonic(), list(self.grid.push_messages(messages))
         for name, one in zip(ids, requests, strict=True):
             if name:
@@ -520,9 +487,8 @@ class Courier:
     def _look(self, outcome: Outcome) -> int:
         """Check from time to time which nodes are connected; return how many failed.
 
-        A node that comes back in time gets the request again. In a simulation a node fails after
-        two checks without it. In a deployment it fails if it is away too long or too often: the
-        request may be what ends its process.
+        A node that comes back gets the request again. It fails if it is away too long or too often
+        (in a simulation: in two checks): the request may be what ends its process.
         """
         now = time.monotonic()
         if now < self._looked + _LOOK or not self._open:
@@ -575,7 +541,6 @@ class Courier:
         outcome.failures[one.node] = failure
 
     def _close(self, one: _Request) -> None:
-        """Stop waiting for a request, and ignore its copies."""
         self._open.remove(one)
         for name in one.copies:
             self._copies.pop(name, None)

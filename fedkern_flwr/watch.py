@@ -54,10 +54,12 @@ class Ledger:
         reasons[reason] = reasons.get(reason, 0) + 1
 
     def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
         return {**copy.deepcopy(vars(self)), "by_phase": dict(self.by_phase)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Ledger:
+        """Rebuild from :meth:`to_dict`."""
         return cls(**{**values, "by_phase": Counter(values["by_phase"])})
 
 
@@ -203,7 +205,6 @@ class Watch:
         return {**facts, "answered": len(seen.replies)}
 
     def _write(self, online: int, awaited: int) -> None:
-        """Write the figures for Prometheus, at most every two seconds."""
         now = time.monotonic()
         if self.figures is None or now < self._written + _FIGURES:
             return
@@ -227,7 +228,6 @@ class Watch:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Return the first few names."""
     known = list(names)
     more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
     return ", ".join(known[:_NAMED]) + more

@@ -222,19 +222,8 @@ def beyond(x: Floats, bound: float) -> list[int]:
 def first_pass(x: Floats, bound: float, rows: int) -> Floats:
     """Return a holder's counts, sums and sums of squares, divided by the block's rows.
 
-    Parameters
-    ----------
-    x : ndarray, shape (n, d)
-        Its rows; NaN for missing values.
-    bound : float
-        B, bound of all values.
-    rows : int
-        Rows of all holders.
-
-    Returns
-    -------
-    ndarray of float64, shape (3 d,)
-        Numbers of at most 1.
+    ``x`` has shape (n, d), with NaN for missing values, and magnitudes up to ``bound``. The result
+    has shape (3 d,), numbers of at most 1.
     """
     known, values = _known(x)
     values /= bound
@@ -260,12 +249,9 @@ def read_first_pass(total: Floats, bound: float, rows: int, holders: int) -> Cen
 
 
 def second_pass(x: Floats, centre: Centre) -> Floats:
-    """Return a holder's sums of distances from the centre and of their squares.
+    """Return a holder's sums of distances from the centre and of their squares, shape (2 d,).
 
-    Returns
-    -------
-    ndarray of float64, shape (2 d,)
-        In units of ``scale``, divided by the column's count: numbers of at most 1.
+    They are in units of ``scale``, divided by the column's count: numbers of at most 1.
     """
     distances = _known(x - centre.mean)[1]
     distances /= centre.scale[:, None]
@@ -376,7 +362,6 @@ class Coarse:
 
     @property
     def digest(self) -> str:
-        """A digest of all of it."""
         parts = [*vars(self.centre).values(), self.places, self.counts, self.strays]
         plain = b"".join(part.tobytes() for part in parts)
         return hashlib.sha256(b"%d/%d/" % (self.splits, self.buckets) + plain).hexdigest()
@@ -444,7 +429,6 @@ class Block:
         return 2 * self.columns + own + counts(bins, rows)
 
     def _sizes(self, asked: Coarse) -> list[int]:
-        """Return the length of each second histogram."""
         dates, categories = self.kinds.count("d"), self.kinds.count("c")
         bins = [len(own) - 1 for own in asked.edges(self.bound)]
         # of categories one number more: rows of rare ones
@@ -483,14 +467,8 @@ class Block:
     ) -> tuple[Statistics, Encoder]:
         """Decode the second sum: statistics, and the encoder, with column numbers as names.
 
-        Parameters
-        ----------
-        total : ndarray
-            The sum.
-        asked : Coarse
-            Result of the first sum.
-        scaling, categories
-            Encoding of columns, see :meth:`.Encoder.fit`.
+        ``asked`` is the result of the first sum; for ``scaling`` and ``categories`` see
+        :meth:`.Encoder.fit`.
 
         Raises
         ------
@@ -600,7 +578,6 @@ class OwnColumns:
 
     @property
     def numeric(self) -> list[int]:
-        """Positions of the columns that are not categories."""
         return [k for k, letter in enumerate(self.kinds) if letter != "c"]
 
     def numbers(self) -> Floats:
@@ -648,7 +625,6 @@ class OwnColumns:
         }
 
     def count_categories(self) -> dict[str, dict[str, int]]:
-        """Return column -> category -> rows."""
         found = {}
         for k, letter in enumerate(self.kinds):
             if letter == "c":

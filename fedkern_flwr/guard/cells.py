@@ -6,15 +6,13 @@ this node's blocks. Each row may get at most one number per unknown:
 
 - The numbers of a sum are spread over its hidden rows: this node's, and those of the other parties
   that hide among them.
-- If a block was in some sums of one purpose and not in others, differences of the sums may show
-  this block alone. So the numbers on the smaller side are counted again, over this node's rows in
-  such blocks only. Blocks that came and blocks that left with the same change count together.
+- If a block was in some sums of one purpose and not in others, differences may show this block
+  alone. So the numbers on the smaller side count again, over this node's rows in such blocks.
+  Blocks that came and blocks that left with the same change count together.
 
 Where such a spread exists, no set of rows has more equations than unknowns (Hall's theorem). The
 same values over the same blocks and parties add nothing. Sums of one function of a row over
 different blocks count once over the blocks common to all, plus their differences.
-
-This module knows only numbers of blocks (:mod:`.freeze`), no rows and no values.
 """
 
 from __future__ import annotations
@@ -266,7 +264,6 @@ def check_rows(
 
 
 def line_of(blocks: Blocks, some: Sequence[int] | NDArray[np.integer[Any]]) -> set[int]:
-    """Return some blocks and their ancestors."""
     line, above = set[int](), np.unique(np.asarray(some, int))
     while len(above):
         line.update(above.tolist())
@@ -318,9 +315,8 @@ def same(one: Sum, other: Sum) -> bool:
 def repeated(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], function: bytes) -> float:
     """Return how many numbers a run may open that sums an earlier function again.
 
-    About rows of the earlier run it reveals nothing new. Later rows bear the numbers: a fifth of
-    what they have left, or a sixth of all they had. Returns 0 if the function was summed for
-    several purposes.
+    About rows of the earlier run it reveals nothing new. Later rows bear the numbers, within the
+    shares of :func:`planned_share`. Returns 0 if the function was summed for several purposes.
     """
     sums = [one for one in sums if one.numbers]
     last = [one for one in sums if one.function == function]
@@ -380,9 +376,8 @@ def _fair(cells: Cells, like: Sequence[Sum]) -> NDArray[np.float64]:
 def lot_rows(numbers: float, row: float, width: int = 0) -> int:
     """Return the rows that later changes need, so that a repeated run can keep its size.
 
-    ``numbers`` are those of a run of this size, such as one with 32 landmarks. ``row`` is the
-    number of unknowns of a row. ``width`` is the number of columns, if products of columns are
-    summed.
+    ``numbers`` and ``width`` are those of a run of this size; ``row`` is the number of unknowns of
+    a row.
     """
     return max(math.ceil(numbers / (LATER * row)), ROWS_PER_COLUMN * width)
 
@@ -403,15 +398,9 @@ def check_parties(
 ) -> None:
     """Refuse a sum in which blocks hide among too few parties.
 
-    Parameters
-    ----------
-    blocks, sums, new
-        Only sums of the same purpose, of other runs and with pinned identities are compared; within
-        a run the protocol ensures it.
-    least : int
-        Parties, this node included, common to all cohorts of a block: ``min_parties``.
-    allow_one : bool (default: False)
-        Whether a cohort may differ from an earlier one by one party.
+    Sums of the same purpose, of other runs and with pinned identities are compared; within a run
+    the protocol ensures it. ``least`` parties, this node included, must be common to all cohorts of
+    a block. With ``allow_one`` a cohort may differ from an earlier one by one party.
     """
     about, line = (new.kind, new.purpose), line_of(blocks, sorted(new.blocks))
     known = [s for s in sums if s.cohort and s.done and s.run != new.run]

@@ -79,18 +79,9 @@ def hidden_rows(
 ) -> int:
     """Return how many rows of a sum a party's strongest colluders do not know.
 
-    Parameters
-    ----------
-    rows : mapping
-        Party -> its rows in the sum.
-    survivors : collection of int
-        Parties that took part.
-    own : int, optional
-        Party that always counts as hidden. Default: none.
-    receiver : int
-        Party that opens the sum, -1 for the server.
-    colluders : int
-        Other parties that share their rows with the server: those with the most rows.
+    ``rows`` maps each party to its rows in the sum, ``survivors`` took part. ``own`` is the party
+    that always counts as hidden, ``receiver`` opens the sum (-1 for the server). The ``colluders``
+    other parties with the most rows share these with the server.
     """
     others = sorted(rows.get(j, 0) for j in survivors if j not in (own, receiver))
     kept = others[: max(0, len(others) - colluders)]
@@ -128,17 +119,9 @@ def hidden_beside(
 
     One party colludes: either one with further columns of the same rows, or one with rows in the
     sum. So a row counts without the widest of the further columns, and the other parties' rows are
-    limited so that the product holds in the second case too.
-
-    Parameters
-    ----------
-    rows, survivors, own, receiver
-        See :func:`hidden_rows`.
-    row : float
-        Unknowns of a row in the party's columns.
-    beside : mapping
-        Party -> unknowns of a row in its further columns of all these rows. Parties that have rows
-        in the sum do not count.
+    limited so that the product holds in the second case too. ``row`` is the number of unknowns of a
+    row in the party's columns. ``beside`` maps parties to the unknowns of a row in their further
+    columns; parties with rows in the sum do not count. For the rest see :func:`hidden_rows`.
     """
     sets = [hidden_rows(rows, survivors, own=own, receiver=receiver, colluders=c) for c in (1, 0)]
     columns = [unknowns for party, unknowns in beside.items() if party not in rows]
@@ -179,8 +162,7 @@ def small_sum(problem: str, party: str = "") -> RefusedError:
 class Group:
     """The rows that a run has summed last, and the numbers of its sums about them.
 
-    ``start`` and ``stop`` are the range of rows, the same at every party; ``row`` is the number of
-    unknowns of a row. ``numbers`` maps the name of a sum to its numbers and its last values.
+    ``numbers`` maps the name of a sum to its numbers and its last values.
     """
 
     start: int = 0

@@ -179,18 +179,10 @@ class Freeze:
     ) -> tuple[Self, Change]:
         """Assign the rows of a table to blocks.
 
-        Parameters
-        ----------
-        rows : Rows
-            The table.
-        least : int
-            Least rows of a block.
-        key : bytes, optional
-            Key of the hashes. Default: random.
-        lacking : int (default: 0)
-            Further rows, which wait because they lack a stratum.
-        ledger : str
-            Digest of the ledger that counts the sums.
+        - ``rows``: The table.
+        - ``least``: Least rows of a block.
+        - ``key``: Key of the hashes. Default: random.
+        - ``lacking`` (default: 0): Further rows, which lack a stratum and wait.
 
         Raises
         ------
@@ -335,7 +327,6 @@ class Freeze:
         left: int = LEFT,
         forced: bool = False,
     ) -> dict[str, int]:
-        """Apply pieces; withdrawn rows get the state ``left``."""
         done, parents, start = dict.fromkeys(_KINDS, 0), set[int](), len(self.names)
         new = [piece.places for piece in pieces if piece.kind == _NEW]
         if new and found is not None:
@@ -475,7 +466,6 @@ class _Lot:
 
     @property
     def learned(self) -> int:
-        """Rows of the lot that are, or were, training rows."""
         of, parts = self.freeze.block, self.freeze.blocks["part"]
         return sum(
             len(p.rows)

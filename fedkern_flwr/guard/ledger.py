@@ -70,14 +70,10 @@ class AboutRun:
         Name of the run, as in its ``result.json``; a resumed run keeps it.
     flower_run : str
         Flower's run number; a resumed run gets a new one.
-    release : str
-        Release of fedkern-flwr at this node.
     app : str
         Publisher, name, version and first digits of the hash of the app.
     settings, settings_digest : str
         Configuration, shortened, and 16 digits of its SHA-256.
-    max_evaluations, max_epsilon : int, float or None
-        Limits of the node's policy.
     """
 
     session: str = ""
@@ -189,15 +185,8 @@ class NodeLedger:
     ) -> tuple[str, ...]:
         """Enter that a run was opened with these rows; a repeated call updates the rows.
 
-        - ``kind``: Kind of client. Runs of one kind are compared, whatever ``method`` the server
-          names.
-        - ``secure``, ``pinned``: Whether the run uses secure sums, and pinned identities.
-        - ``about``: A resumed run replaces it.
-
-        Returns
-        -------
-        tuple of str
-            Policy limits that are nearly used up.
+        Runs of one ``kind`` of client are compared, whatever ``method`` the server names. Returns
+        policy limits that are nearly used up.
 
         Raises
         ------
@@ -324,16 +313,10 @@ class NodeLedger:
     ) -> list[str]:
         """Enter what an answer releases. Send the answer only after this has returned.
 
-        - ``sums``: What is summed, or opened.
-        - ``charges``: What is released with noise.
-        - ``taken``: For a stream: the rows of the current message, see :meth:`take`.
-        - ``shown``: Fingerprint of opened values -> digest of the parties. Two sums of the same
-          values over different parties would reveal the values of the parties in which they differ.
-
-        Returns
-        -------
-        list of str
-            Problems that the policy only warns of.
+        ``sums`` are summed or opened, ``charges`` released with noise. ``taken`` are the rows of a
+        stream's current message. ``shown`` maps fingerprints of opened values to digests of the
+        parties: two sums of the same values over different parties would reveal the values of the
+        parties in which they differ. Returns problems that the policy only warns of.
 
         Raises
         ------
@@ -597,7 +580,6 @@ class NodeLedger:
             return run_summaries(db)
 
     def refusals(self) -> list[tuple[int, str, int]]:
-        """Return (run or 0, rule, count) of all refusals."""
         with self.file.open() as db:
             query = "SELECT run, rule, number FROM refusals ORDER BY run, rule"
             return db.execute(query).fetchall()

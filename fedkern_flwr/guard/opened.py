@@ -41,16 +41,12 @@ class Opening:
 
     Attributes
     ----------
-    purpose : str
-        What is summed.
     rows : ndarray of int, optional
         Places of the summed rows in the node's table. Default: all training rows.
     each : bool
         Whether it is made row by row, and so is no sum over rows.
     cohort : sequence of bytes, optional
         Pinned keys of the parties; None if unknown.
-    parties : int
-        Number of parties.
     numbers : float
         Numbers about rows that the server opens; 0 if they are not counted.
     unknowns : float
@@ -72,7 +68,7 @@ class Opening:
     again : bool
         Whether an earlier sum is opened, perhaps over fewer parties.
     parts : int
-        Least rows of a part that may be separated, if more than the policy's ``min_own_rows``.
+        Least rows of a part that may be separated, if more than ``min_own_rows``.
     """
 
     purpose: str
@@ -467,13 +463,7 @@ def spend(spent: Mapping[str, Spent], charges: Sequence[Charge]) -> dict[str, Sp
     """Add releases to those of a run, by noise key; refuse more than the run's budget.
 
     A server that requests the same sum with other numbers gets other noise, and so another release.
-
-    Parameters
-    ----------
-    spent : mapping
-        Key of the noise -> whether it is about held-out rows, curve, delta, end of its rows.
-    charges : sequence of Charge
-        New releases.
+    ``spent`` maps a noise key to whether it is about held-out rows, curve, delta, end of its rows.
 
     Raises
     ------
@@ -541,7 +531,6 @@ def _total(found: Sequence[tuple[str, float]]) -> Curve:
 
 
 def _epsilon(found: Sequence[tuple[str, float]]) -> float:
-    """Return epsilon of releases together, at the smallest of their deltas."""
     return epsilon_of(_total(found), min(delta for _, delta in found)) if found else 0.0
 
 

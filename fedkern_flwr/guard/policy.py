@@ -383,7 +383,6 @@ def check_run(
 ) -> None:
     """Refuse a run in which the owner does not take part.
 
-    - ``method``: Name under which the run was opened.
     - ``pinned``: Whether this node signs its keys, and knows those of the others.
     - ``budget``: Privacy budget; None for a run without noise.
     - ``tells`` (default: True): Whether anything is released that depends on values of rows.
@@ -431,12 +430,9 @@ def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: 
     """Refuse a selection of rows that would isolate other parties' rows, or a single row.
 
     The server chooses the rows of a sum. If it selects no row of one party, the sum is that of the
-    others; one row repeated a hundred times would be shown alone.
-
-    - ``rows``: Positions of the requested rows; -1 for a row of another party.
-    - ``among``: Positions that may be requested.
-    - ``least`` (default: 0): Least number of rows (or all, if there are fewer), by the owner's
-      policy.
+    others; one row repeated a hundred times would be shown alone. ``rows`` are positions in
+    ``among``, -1 for a row of another party; there must be at least ``least`` (or all, if there are
+    fewer).
     """
     held = rows[rows >= 0]
     if (len(rows) and int(rows.min()) < -1) or len(np.unique(held)) < len(held):
@@ -455,10 +451,8 @@ def too_few(policy: NodePolicy, tests: Sequence[int], own: int, *, alone: bool) 
     """Return why figures are not reported; "" if they may be.
 
     The limit holds at each party: one with fewer rows adds zeros, and so hides no other's rows.
-
-    - ``tests``: Held-out rows of each party in the sum, this node included.
-    - ``own``: Held-out rows of this node.
-    - ``alone``: Whether a single party may report figures of its rows.
+    ``tests`` are the held-out rows of each party in the sum, ``own`` those of this node. With
+    ``alone`` a single party may report figures of its rows.
     """
     least = policy.min_evaluation_rows
     if 0 < own < least:

@@ -45,15 +45,8 @@ def bins_of(rows: int, classes: int) -> int:
     """Return the number of histogram bins for the held-out rows of all parties, 0 for none.
 
     For classes: one bin for every 64 rows, an even number from 4 to 64, so that zero is an edge.
-    For a regression: half as many bins as rows, from 8 to 64. They may be finer, because columns
-    and model do not reveal a person's error. Below 16 rows there is no histogram.
-
-    Parameters
-    ----------
-    rows : int
-        Held-out rows of all parties.
-    classes : int
-        Number of classes, 0 for a regression.
+    For a regression (``classes`` is 0): half as many bins as rows, from 8 to 64. Below 16 rows
+    there is no histogram.
 
     Examples
     --------
@@ -142,6 +135,7 @@ class Yardstick:
 
     @property
     def length(self) -> int:
+        """Length of the result of :meth:`count`."""
         return self.plain + int(np.prod(self.shape))
 
     @property
@@ -156,10 +150,8 @@ class Yardstick:
 
         Parameters
         ----------
-        predictions : ndarray, shape (n, k)
-            Outputs of the model.
-        targets : ndarray, shape (n, k)
-            Their true values.
+        predictions, targets : ndarray, shape (n, k)
+            Outputs of the model, and their true values.
         calibrates : ndarray of bool, shape (n,), optional
             Which rows calibrate; not needed without bins.
 
@@ -243,14 +235,8 @@ def fit_sigmoid(scores: Floats, negatives: Floats, positives: Floats) -> tuple[f
     """Return slope a and offset b of Platt's probabilities, 1 / (1 + exp(-(a f + b))).
 
     Newton's method maximises the likelihood of labels smoothed by Platt's priors, (N+ + 1) / (N+ +
-    2) and 1 / (N- + 2). If a class is missing the slope is 0.
-
-    Parameters
-    ----------
-    scores : ndarray, shape (bins,)
-        Score of each bin.
-    negatives, positives : ndarray, shape (bins,)
-        Rows of each bin.
+    2) and 1 / (N- + 2). If a class is missing the slope is 0. The arguments give score and rows of
+    each bin, shape (bins,).
 
     References
     ----------
@@ -413,14 +399,8 @@ class Calibration:
     ) -> tuple[list[str], list[list[str]]]:
         """Return header and cells for a file of predictions.
 
-        Parameters
-        ----------
-        outputs : ndarray, shape (n, k)
-            Outputs of the model.
-        names : sequence of str
-            Names of the classes.
-        unit : float (default: 1.0)
-            Unit of the outputs of a regression, as a multiple of the labels' unit.
+        ``outputs`` has shape (n, k). ``unit`` is the unit of a regression's outputs, as a multiple
+        of the labels' unit.
         """
         if self.classes:
             heads = [*(f"probability_{name}" for name in names), "set"]
@@ -470,6 +450,7 @@ class Judged:
 
     @property
     def rows(self) -> int:
+        """Number of held-out rows."""
         head = self._parts[0]
         return int(head.sum() if self.yard.classes else head[0])
 
@@ -482,23 +463,19 @@ class Judged:
         return Calibration.fit(self.yard, histogram[0], self.level)
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures, in the labels' units of the parties.
+        """Return the figures, in the labels' units of the parties; undefined ones are missing.
 
-        Returns
-        -------
-        dict
-            Undefined figures are missing. Classes: ``test_accuracy``, ``test_most_frequent``
-            (majority-class baseline), ``test_balanced_accuracy`` (mean recall). Two classes:
-            ``test_recall`` and ``test_precision`` of the second one. With histograms: ``test_auc``
-            (mean over the classes, ties count half) and ``test_auc_bin``, its largest binning
-            error. On rows that do not calibrate: ``test_log_loss``, ``test_brier``,
-            ``test_set_coverage``, ``test_set_size`` and, from 200 held-out rows,
-            ``test_calibration_error`` and ``test_calibration_error_before`` calibration. With
-            several classes log loss and Brier score end in ``_ovr``: means of one class against the
-            rest.
+        Classes: ``test_accuracy``, ``test_most_frequent`` (majority-class baseline),
+        ``test_balanced_accuracy`` (mean recall). Two classes: ``test_recall`` and
+        ``test_precision`` of the second one. With histograms: ``test_auc`` (mean over the classes,
+        ties count half) and ``test_auc_bin``, its largest binning error. On rows that do not
+        calibrate: ``test_log_loss``, ``test_brier``, ``test_set_coverage``, ``test_set_size`` and,
+        from 200 held-out rows, ``test_calibration_error`` and ``test_calibration_error_before``
+        calibration. With several classes log loss and Brier score end in ``_ovr``: means of one
+        class against the rest.
 
-            Regression: ``test_rmse``, ``test_mae``, ``test_r2`` (means over outputs),
-            ``test_interval_width``, and ``test_interval_coverage`` on rows that do not calibrate.
+        Regression: ``test_rmse``, ``test_mae``, ``test_r2`` (means over outputs),
+        ``test_interval_width``, and ``test_interval_coverage`` on rows that do not calibrate.
         """
         if not self.rows:
             return {}
@@ -555,6 +532,7 @@ class Judged:
 
     @property
     def confusion(self) -> Floats:
+        """The confusion matrix; rows are true classes."""
         return self._parts[0].reshape(self.yard.classes, -1)
 
     def _classes(self) -> dict[str, float]:
@@ -659,6 +637,7 @@ class Judged:
     # -- regression
 
     def squares(self) -> list[float]:
+        """Return the mean squared error of each output."""
         squares = self._parts[0][1:].reshape(4, -1)[0]
         found: list[float] = (self.yard.bound**2 * squares / max(1, self.rows)).tolist()
         return found
@@ -690,8 +669,7 @@ def calibration_error(curve: list[list[float]]) -> float:
     """Return the mean distance of probability and share of a curve, corrected for chance.
 
     A share of n rows has variance p (1 - p) / n even if p is exact. The distance is scaled by the
-    square root of the part of its square beyond that. ``curve`` lists mean probability, share of
-    positives and rows of each cell.
+    square root of the part of its square beyond that.
     """
     mean, share, rows = np.array(curve).T
     gaps = np.abs(mean - share)

@@ -86,10 +86,8 @@ def answers(what: str | type[PhaseMessage], *, last: bool = False) -> Callable[[
 
     The server sees the answer. For a name the method gets the arguments of the
     :class:`~fedkern_flwr.steps.Ask`, and returns key -> value. For a class of requests it gets the
-    request, and returns the reply; its round is filled in.
-
-    The ``last`` request of a run ends it: everything but ``kept`` is erased. It may be repeated, if
-    the reply was lost.
+    request, and returns the reply; its round is filled in. The ``last`` request of a run ends it,
+    and erases everything but ``kept``.
     """
 
     def mark(method: Answer) -> Answer:

@@ -216,22 +216,12 @@ class GuardedNode:
         return Budget.read(self.record.privacy)
 
     def own_rows(self) -> OwnRows:
-        """Return the rows of this node's table, for its ledger."""
         return OwnRows()
 
     def check_declared(self, name: str, own: float | None, default: float, asked: float) -> None:
         """Refuse a public option that differs from the one with which this node was started.
 
-        Parameters
-        ----------
-        name : str
-            Name of the option.
-        own : float or None
-            Value at this node; None for the default, or in simulations for the run's.
-        default : float
-            Default of the strategy.
-        asked : float
-            Value of the run.
+        ``own`` is None for ``default``, but in simulations for the run's value ``asked``.
         """
         if own is None and self.simulated:
             return
@@ -332,7 +322,6 @@ class GuardedNode:
             record.windows = hashlib.sha256(record.windows.encode() + added).hexdigest()
 
     def _openings(self, sums: ClientSums) -> Iterator[Opening]:
-        """Yield the entries of the message: noted rows, contributions, opened sums."""
         party, noted, record, share = sums.party, dict(self._noted), self.record, self._share
         exact, row = self.budget is None, counting.unknowns_of_row(record.columns, record.binary)
         for order in sums.contributed:
@@ -404,14 +393,8 @@ class GuardedNode:
     def note_rows(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
         """Note the rows of a sum if the server chooses them. Default: all training rows.
 
-        Parameters
-        ----------
-        purpose : str
-            Name of the sum (up to a # or a second slash), or of anything else made of these rows.
-        rows : ndarray of int
-            Places of the rows in :meth:`own_rows`.
-        each : bool
-            Whether it is made row by row, and so is about single rows.
+        ``purpose`` is the name of the sum (up to a # or a second slash); ``rows`` are places in
+        :meth:`own_rows`. With ``each`` it is made row by row.
         """
         purpose = _purpose(purpose)
         if purpose in self._noted:
@@ -442,26 +425,13 @@ class GuardedNode:
     ) -> NDArray[np.float64]:
         """Return figures about held-out rows that may be sent: these, or zeros.
 
-        Parameters
-        ----------
-        purpose : str
-            Name of the evaluation.
-        rows : ndarray
-            The held-out rows.
-        values : ndarray
-            The figures.
-        total : str
-            Name of the sum that they go into, if any.
-        alone : bool
-            Whether a single party may report figures of its rows.
-        users : bool
-            Whether they are about training rows, such as users.
-        judged : bytes
-            Digest of the model, if the request does not have it.
-        once : bool
-            Whether a run evaluates a single model, rather than one in each round.
-        trained : bool
-            Whether this node has helped to train the model, in this run.
+        - ``purpose``: Name of the evaluation.
+        - ``total``: Name of the sum that they go into, if any.
+        - ``alone``: Whether a single party may report figures of its rows.
+        - ``users``: Whether ``rows`` are training rows, such as users.
+        - ``judged``: Digest of the model, if the request does not have it.
+        - ``once``: Whether a run evaluates a single model, rather than one in each round.
+        - ``trained``: Whether this node has helped to train the model, in this run.
 
         Raises
         ------

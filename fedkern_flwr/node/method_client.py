@@ -280,7 +280,6 @@ class MethodClient(Client):
     def _contribute(
         self, request: MethodRequest, what: Sum, method: Callable[..., Any]
     ) -> MethodReply:
-        """Check the request, then add the terms to the sum."""
         sums, name = self.secure_sums, what.full_name
         given, self.sizes = self._given(request)
         sizes = self.sizes

@@ -226,7 +226,6 @@ class SessionState:
 
     @property
     def payload(self) -> bytes:
-        """What the method keeps, packed."""
         return self.kept if isinstance(self.kept, bytes) else bytes(self.kept.pack())
 
     @payload.setter
@@ -276,16 +275,13 @@ class RunRecord:
     sums : dict
         Name of a sum -> the opened one: [cohort, number, round, digest of its request].
     ordered : dict
-        Name of a sum -> the last one that this node contributed to, in the same form.
+        Name of a sum -> the last one contributed to, in the same form.
     helped : bool
         Whether this node has contributed to a model, which it may then evaluate.
     pinned : dict
         Public option of the run -> digest of its first value.
     group : dict
-        Rows summed last and what was released about them, see
-        :class:`~fedkern_flwr.guard.counting.Group`.
-    columns, binary : int
-        Columns of its table, label included, and how many of them have two values.
+        Rows summed last and their releases, see :class:`~fedkern_flwr.guard.counting.Group`.
     beside : dict
         Partition, as text -> unknowns of a row in its further columns of all training rows.
     windows : str
@@ -392,7 +388,6 @@ class RunRecord:
         self.refusals += _REFUSALS if ends else 1
 
     def check(self) -> None:
-        """Refuse a run with too many refusals."""
         if self.refusals >= _REFUSALS:
             raise refusal(
                 f"{_REFUSALS} orders of this run were refused, it is over here",
@@ -412,20 +407,10 @@ class RunRecord:
     ) -> None:
         """Enter the sum that this node is about to contribute to; refuse one that was opened.
 
-        Parameters
-        ----------
-        name : str
-            Name of the sum, up to a #.
-        place : (int, int)
-            Cohort and number of the sum.
-        number : int
-            Number of its round; 0 for a sum that a run opens once.
-        digest : str
-            Digest of the request. A sum that could not be opened is requested again with the same
-            one.
-        repeats : bool
-            Whether the same request may be opened again. Use only if the node ensures that the same
-            values are opened over the same survivors.
+        ``place`` is cohort and number of the sum, ``number`` that of its round (0 for a sum that a
+        run opens once), ``digest`` that of its request. The same request may be opened again only
+        with ``repeats``: use it only if the node ensures that the same values are opened over the
+        same survivors.
         """
         opened = self.sums.get(name)
         if opened and number <= opened[2] and not (repeats and digest == opened[3]):
@@ -506,7 +491,6 @@ Answer = tuple[Arrays, int, dict[str, Scalar]]
 def keep_answer(
     context: Context, asked: tuple[Arrays, Mapping[str, Scalar]], answer: Answer
 ) -> None:
-    """Save the answer to a request."""
     (arrays, samples, scalars), (given, config) = answer, asked
     digest = content_digest(config, given)
     context.state[_ASKED] = ConfigRecord({"digest": digest, "samples": samples})

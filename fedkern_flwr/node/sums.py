@@ -48,16 +48,12 @@ class ClientSums:
         Name -> (cohort, number) of a sum that this request unmasks.
     survivors : dict
         Name -> declared survivors of such a sum.
-    contributed : list
-        Sums with a vector of this node.
     values : dict
         Name -> digest of the request and this node's values.
     functions : dict
         Name -> summed function of a row, see :class:`~..guard.opened.Opening`.
     charges : list of Charge
         Releases with noise, for the ledger.
-    replies : list
-        Sections of the reply.
     ends : bool
         Whether the run is over after this request.
     """
@@ -148,7 +144,6 @@ class ClientSums:
         self.delivered[name] = total
 
     def order(self, name: str) -> wire.Order:
-        """Return the requested sum of that name, or raise SumError."""
         if name not in self.orders:
             raise SumError(f"no sum {name!r} was ordered", code="FK-SUM-UNASKED")
         return self.orders[name]
@@ -186,13 +181,6 @@ class ClientSums:
 
         The server says who opens a sum, and of what. So a method must check each sum before it
         contributes, and before it reads its rows.
-
-        Raises
-        ------
-        SumError
-            The sum was not requested.
-        RefusedError
-            It differs from ``spec``, or has no noise in a run with a budget.
         """
         cohorts = len(self.party.state.cohorts)
         check_order(self.order(spec.name), spec, cohorts=cohorts)
@@ -223,10 +211,8 @@ class ClientSums:
     ) -> None:
         """Add this client's vector to the sum of that name.
 
-        - ``overwrite``: Whether ``values`` may be overwritten.
-        - ``release``: For a sum with noise: all public inputs of the values, see
-          :mod:`fedkern_flwr.secure_sum.membership`.
-        - ``common``: Digest of what all parties of the sum must agree on.
+        With ``overwrite`` its memory may be reused. ``release`` names the public inputs of a sum
+        with noise. ``common`` is a digest of what all parties must agree on without the server.
 
         Raises
         ------

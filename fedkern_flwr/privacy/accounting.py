@@ -19,21 +19,16 @@ from ..errors import OptionError
 def ridge(features: int, labels: float) -> float:
     """Return by how much a record moves the upper triangle of Phi^T Phi, and Phi^T y.
 
-    All lengths are Euclidean. A row of Phi has D = ``features`` / 2 pairs of a sine and a cosine,
-    each of length sqrt(1 / D), so its length is one. Replacing u by v, with u^T v = c, moves Phi^T
-    Phi by u u^T - v v^T, of squared length 2 - 2 c^2. The upper triangle has half of that and half
-    of the diagonal's. A pair with inner product c_j / D has two diagonal entries, each moved by at
-    most sqrt(1 - c_j^2) / D: their squares sum to at most 2 (1 - c^2) / D. Phi^T y moves by at most
-    sqrt(2 b^2 (1 + abs(c))), for labels of length b. The sum of squares, k (1 - c^2) + 2 b^2 (1 +
-    abs(c)) with k = 1 + 1 / D, is largest at abs(c) = b^2 / k, or at 1 if that is more.
-
-    Parameters
-    ----------
-    features : int
-        m = 2 D.
-    labels : float
-        b, bound of the length of a row's labels.
+    ``features`` is the length m of a row of Phi, which has norm one; ``labels`` bounds the
+    Euclidean norm of a row's labels.
     """
+    # A row of Phi has D = m / 2 pairs of a sine and a cosine, each of length sqrt(1 / D), so its
+    # length is one. Replacing u by v, with u^T v = c, moves Phi^T Phi by u u^T - v v^T, of squared
+    # length 2 - 2 c^2. The upper triangle has half of that and half of the diagonal's. A pair with
+    # inner product c_j / D has two diagonal entries, each moved by at most sqrt(1 - c_j^2) / D:
+    # their squares sum to at most 2 (1 - c^2) / D. Phi^T y moves by at most sqrt(2 b^2 (1 +
+    # abs(c))), for labels of length b. The sum of squares, k (1 - c^2) + 2 b^2 (1 + abs(c)) with k
+    # = 1 + 1 / D, is largest at abs(c) = b^2 / k, or at 1 if that is more.
     squares, label = 1.0 + 2.0 / features, labels**2
     return 2.0 * labels if label > squares else (squares + label) / math.sqrt(squares)
 
@@ -44,11 +39,9 @@ def confusion() -> float:
 
 
 def errors(outputs: int) -> float:
-    """Return how far a held-out row moves the sums of a regression, in units of the labels' bound.
-
-    Per output: squared errors in [0, 4], absolute errors in [0, 2], labels in [-1, 1] and their
-    squares in [0, 1], for predictions within the bound.
-    """
+    """Return how far a held-out row moves the sums of a regression, in units of the bound."""
+    # Per output, for predictions within the bound: squared errors in [0, 4], absolute errors in [0,
+    # 2], labels in [-1, 1] and their squares in [0, 1].
     return math.sqrt(outputs * (4.0**2 + 2.0**2 + 2.0**2 + 1.0**2))
 
 

@@ -228,17 +228,10 @@ def plan_release(
         Euclidean distance by which a unit moves the sum.
     length : int
         Length of the sum.
-    parties : int
-        N, parties of the sum.
-    least : int
-        t, fewest parties over which it can be opened.
+    parties, least : int
+        N, parties of the sum; t, fewest parties over which it can be opened.
     times : int (default: 1)
         Releases about the same unit that share the budget equally.
-
-    Raises
-    ------
-    OptionError
-        No noise is enough, or ``dp-accounting`` is not installed.
     """
     honest = budget.honest(least, name)
     # e^epsilon + 1 times the total variation of all draws is taken from delta

@@ -4,20 +4,6 @@ A Skellam variable of variance v is the difference of two Poisson variables of m
 independent ones are Skellam, and variances add: whichever parties survive, the noise of a sum has
 the same distribution as if one party had drawn it.
 
-The probabilities e^-v I_k(v) are computed with integers. The Bessel functions obey I_(k-1) = (2k /
-v) I_k + I_(k+1). Started far out and run inwards (Miller's algorithm), all terms are positive, and
-with integers of more than 180 bits each step loses less than 2^-180 of its value.
-
-A sample takes a sign and 63 random bits u, and counts the thresholds below u of the distribution of
-the absolute value, kept to 127 bits. If u equals the upper half of a threshold, once in some 2^43
-samples, 64 more bits decide.
-
-The total variation distance of a sample (:data:`TOTAL_VARIATION`) assumes that the key stream of
-AES-256 is random. At most 2^21 thresholds are wrong by 2^-127 each. A tail of mass below 2^-100 is
-cut. The recurrence loses at most 2^20 times 2^-180. Started at 14 standard deviations, Miller's
-algorithm has a relative error of the square of I at 14 over I at the cut, which is at 12 or less:
-below e^-48, on a mass below 2^-90. The total is below 2^-99.
-
 References
 ----------
 Agarwal, Kairouz and Liu, "The Skellam Mechanism for Differentially Private Federated Learning",
@@ -38,6 +24,19 @@ from numpy.typing import NDArray
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
+# The probabilities e^-v I_k(v) are computed with integers. The Bessel functions obey I_(k-1) = (2k
+# / v) I_k + I_(k+1). Started far out and run inwards (Miller's algorithm), all terms are positive,
+# and with integers of more than 180 bits each step loses less than 2^-180 of its value.
+#
+# A sample takes a sign and 63 random bits u, and counts the thresholds below u of the distribution
+# of the absolute value, kept to 127 bits. If u equals the upper half of a threshold, once in some
+# 2^43 samples, 64 more bits decide.
+#
+# The total variation distance of a sample assumes that the key stream of AES-256 is random. At most
+# 2^21 thresholds are wrong by 2^-127 each. A tail of mass below 2^-100 is cut. The recurrence loses
+# at most 2^20 times 2^-180. Started at 14 standard deviations, Miller's algorithm has a relative
+# error of the square of I at 14 over I at the cut, which is at 12 or less: below e^-48, on a mass
+# below 2^-90. The total is below 2^-99.
 #: How far the law of one draw is from Skellam's in total variation, at most.
 TOTAL_VARIATION = 2.0**-99
 #: Bytes of the key of a stream of noise.

@@ -84,16 +84,8 @@ def pack(
 ) -> tuple[NDArray[np.float64], str]:
     """Return the vector of a reply and the layout of its metrics.
 
-    Parameters
-    ----------
-    content : RecordDict
-        What the app returned.
-    arrays : ArrayRecord
-        What it was sent: the reply must have the same names and shapes. Empty for metrics only.
-    weight : str
-        Name of the metric that is the weight.
-    examples : int
-        Examples of the largest party.
+    ``arrays`` is what the app was sent: the reply must have the same names and shapes; empty for
+    metrics only. ``weight`` names the metric that is the weight, at most ``examples``.
 
     Raises
     ------

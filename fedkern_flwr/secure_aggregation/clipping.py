@@ -101,14 +101,8 @@ class Clip:
     def release(self, budget: Budget, numbers: int, parties: int, least: int) -> Release:
         """Return what a round costs, and the noise of each node.
 
-        Parameters
-        ----------
-        budget : Budget
-            Budget of the run.
-        numbers : int
-            Length of an update.
-        parties, least : int
-            N, nodes of a sum; t, fewest over which it can be opened.
+        An update has ``numbers`` numbers. A sum has N = ``parties`` nodes, and can be opened over t
+        = ``least``.
 
         Raises
         ------
@@ -219,13 +213,11 @@ class NoisyMeans:
         return epsilon_of(np.sum(curves, axis=0), self._released[0][0].delta)
 
     def report(self) -> dict[str, Any]:
-        """Return the entry of ``privacy()``."""
         releases = [release.report(parties) for release, parties in self._released]
         return {**vars(self.budget), "spent": self.spent, "releases": releases}
 
 
 def flatten(arrays: ArrayRecord) -> NDArray[np.float64]:
-    """Return all numbers of a record as one vector."""
     parts = [np.asarray(array.numpy(), np.float64).ravel() for array in arrays.values()]
     return np.concatenate([np.zeros(0), *parts])
 

@@ -272,7 +272,6 @@ class AveragingClient(Client):
             return averages.pack(self._app_answer(), sent, self.weighted_by, most)
 
     def _app_answer(self) -> RecordDict:
-        """Let the app answer the message, without the added records."""
         message = copy_message(self.message)
         for name in (CONFIG, PARAMETERS):
             message.content.pop(name, None)
@@ -297,7 +296,6 @@ class AveragingClient(Client):
         return RecordDict(found)
 
     def _tables(self, load: Examples | None) -> _Tables:
-        """Return the loaded arrays as matrices of equal length."""
         found = () if load is None else load(self.context)
         tables = [np.asarray(t) for t in (found if isinstance(found, tuple | list) else (found,))]
         if any(table.ndim < 1 for table in tables) or len({len(table) for table in tables}) > 1:

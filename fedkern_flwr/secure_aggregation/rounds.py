@@ -159,7 +159,6 @@ class Averages:
     # -- pieces
 
     def _release(self, numbers: int) -> Release | None:
-        """Return the cost of a mean; None without noise."""
         if self.noisy is None:
             return None
         return self.noisy.release(numbers, self._sums.membership.cohorts[0])
@@ -193,7 +192,6 @@ class Averages:
     def _address(
         self, request: wire.AverageRequest, messages: list[Message], running: RunningSum
     ) -> list[Message]:
-        """Return the strategy's messages with our request added."""
         asked = {message.metadata.dst_node_id: message for message in messages}
         sections = self.nodes.sections([running])
         out = []

@@ -1,6 +1,6 @@
 """Secure sums: the server learns the exact sum of the parties' vectors, or nothing.
 
-This page is the protocol; ``docs/security.md`` explains to users what it protects.
+This page is the protocol; ``docs/security.md`` explains what it protects.
 
 **Parties.** N clients and a server. The server relays every message, keeps all it sees, and may
 collude with clients. Clients may drop out at any moment, be late, or send garbage.
@@ -9,8 +9,8 @@ collude with clients. Clients may drop out at any moment, be late, or send garba
 or it is aborted and nothing is released. A server that follows the protocol and t - 1 colluding
 clients learn only the sum (complete graph; for the sparse one see :mod:`.membership`). With pinned
 identities (:mod:`.identity`) the server may also lie about who survived, with fewer colluders than
-:func:`.membership.fewest_colluders` (2 t - N on the complete graph). Without pinned identities a
-server that lies needs two colluders of 10 clients, and none above 30 clients.
+:func:`.membership.fewest_colluders` (2 t - N on the complete graph). Without them a server that
+lies needs two colluders of 10 clients, and none above 30 clients.
 
 **Set-up**, one exchange per run, together with ``describe``:
 
@@ -47,7 +47,7 @@ with the smaller id adds its stream, the other subtracts it, so pairs of survivo
 fresh from the operating system. PRG is AES-256-CTR or ChaCha20. The server adds uploads as they
 arrive (:mod:`.running_sum`). It reconstructs each survivor's b_i from t shares, checks it against
 the digest, and subtracts its stream. Steps 1 and 2 are part of the method's messages; steps 3 and 4
-may be part of its next ones. See :class:`SecureSum` (server) and :class:`Party` (client).
+may be part of its next ones.
 
 **Why it is private.**
 
@@ -63,21 +63,21 @@ may be part of its next ones. See :class:`SecureSum` (server) and :class:`Party`
 * Relayed shares are encrypted end to end, bound to run, cohort, sum, kind, source and destination.
 
 **Sums of the whole cohort.** With ``self_masks=False`` no unmasking is needed: the masks cancel if
-*every* party of the cohort takes part; otherwise the sum cannot be opened. No seed of such a sum is
-revealed, so a late vector stays hidden. But a repetition without one of the parties would reveal
-its late vector by subtraction. So clients repeat such a sum, under its name, only with the same
-cohort, receiver and masks. A method must not sum the same values under two names.
+*every* party of the cohort takes part; otherwise the sum cannot be opened. A late vector stays
+hidden, but a repetition without its sender would reveal it by subtraction. So clients repeat such a
+sum, under its name, only with the same cohort, receiver and masks. A method must not sum the same
+values under two names.
 
 **Sums with a receiver.** The receiver adds a pad that only it knows. The server sums and forwards,
-and learns nothing. With exactly one other party the receiver would learn its values: this is
-refused unless allowed.
+and learns nothing. With one other party the receiver would learn its values: refused unless
+allowed.
 
 **Dropouts.** A client that never uploaded costs nothing: each survivor reveals its seed with it. A
 survivor that drops out before step 4 is replaced by the others' shares, and requested up to three
 more times. If it also shared a seed with a dropped client, steps 5 and 6 reconstruct that seed from
-backups (:meth:`.Cohort.backs_up`), or the sum is aborted. With fewer than t uploads, or too few
-answers, it is aborted. It is aborted too if digests of a pair's seed differ, as the masks would not
-cancel. A forged share is found by the digest, and ignored if there are more than s shares.
+backups (:meth:`.Cohort.backs_up`). The sum is aborted without backups, with fewer than t uploads,
+with too few answers, or if digests of a pair's seed differ, as the masks would not cancel. A forged
+share is found by the digest, and ignored if there are more than s shares.
 
 References
 ----------

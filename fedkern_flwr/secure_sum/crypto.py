@@ -39,18 +39,8 @@ _RANDOM_BYTES = 48  # reduced modulo the prime: within 2^-127 of uniform
 def share_seeds(seeds: Sequence[bytes], points: Sequence[int], threshold: int) -> list[bytes]:
     """Share several 32-byte seeds at once; return, for each point, the joined 33-byte shares.
 
-    Parameters
-    ----------
-    seeds : sequence of bytes
-        32 bytes each.
-    points : sequence of int
-        Distinct positive points x, one per holder.
-    threshold : int
-        t, number of shares that reconstruct a seed.
-
-    Notes
-    -----
-    All polynomials are evaluated together by Horner's rule. A long integer has one slot per seed,
+    ``points`` are distinct and positive, one per holder; ``threshold`` shares reconstruct a seed.
+    All polynomials are evaluated together by Horner's rule: a long integer has one slot per seed,
     wide enough not to overflow before the single reduction modulo the prime.
     """
     count = len(seeds)
@@ -95,7 +85,6 @@ def cut(data: bytes, size: int) -> list[bytes]:
 
 @lru_cache(maxsize=1024)
 def _weights_at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's weights for the value at 0."""
     weights = []
     for x in points:
         above = below = 1
@@ -122,13 +111,8 @@ def open_seed(
 ) -> tuple[bytes, int | None]:
     """Reconstruct a seed and check it against its owner's commitment.
 
-    - ``shares``: Point -> share, at least ``threshold``.
-    - ``label``, ``committed``: Label of the sum, and the commitment.
-
-    Returns
-    -------
-    (bytes, int or None)
-        The seed, and the point of a forged share that was ignored.
+    Returns the seed, and the point of a forged share that was ignored. ``shares`` maps points to at
+    least ``threshold`` shares.
 
     Raises
     ------

@@ -210,7 +210,6 @@ class Encoding:
 
     @property
     def _largest(self) -> float:
-        """Largest absolute value of a party's number, with its noise."""
         return self.bound + reach(self.noise.variance) * 2.0**-self.noise.fraction
 
     def _encode(self, values: NDArray[Any], out: RingArray, parties: int, name: str) -> None:
@@ -313,7 +312,6 @@ def _add_range(
 
 
 def _cipher(name: str, key: bytes, offset: int) -> CipherContext:
-    """Return the key stream of ``key`` from byte ``offset``."""
     chosen: Cipher[Any]
     if name == "aes-256-ctr":
         chosen = Cipher(algorithms.AES256(key), _counter(offset // _AES_BLOCK))

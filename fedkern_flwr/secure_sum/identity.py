@@ -103,7 +103,6 @@ def make_identity(path: Path) -> bytes:
 
 
 def trusted_line(partition: int, public: bytes) -> str:
-    """Return a party's line in a file of trusted keys."""
     key = Ed25519PublicKey.from_public_bytes(public)
     form = serialization.PublicFormat.OpenSSH
     return f"{partition} {key.public_bytes(serialization.Encoding.OpenSSH, form).decode()}"

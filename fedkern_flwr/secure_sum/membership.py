@@ -123,7 +123,6 @@ class Cohort:
 
     @cached_property
     def neighbours(self) -> dict[int, tuple[int, ...]]:
-        """Party -> the parties with which it shares masks."""
         return neighbourhoods(self.members, self.digest)
 
     @property
@@ -361,7 +360,7 @@ def noise_key(
         Parties of the sum. With the same noise over others, the difference would reveal the parties
         in which the cohorts differ.
     release : str
-        What is requested: :func:`asked`.
+        Name of the request.
     numbers : ndarray of unsigned integers
         Values before noise and masks.
     """

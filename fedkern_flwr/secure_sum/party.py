@@ -94,14 +94,12 @@ class PartyState:
     ----------
     private : bytes
         X25519 key of the run, erased when the roster arrives.
-    digest : bytes
-        Digest of the roster, empty before.
     roots : dict
         Cohort -> neighbour -> root of the next sum.
     last : dict
         Cohort -> number of the last sum.
     fixed : dict
-        Name -> digest of the terms of the first sum of that name: cohort, receiver, encoding.
+        Name -> digest of the terms of the first sum of that name.
     open : dict
         (cohort, number) -> open sum.
     secrets : dict
@@ -139,7 +137,6 @@ class PartyState:
                 self.open[place].delivered = self.open[place].delivered or opened.delivered
 
     def twin(self) -> PartyState:
-        """Return a copy that can be changed independently."""
         twin = copy(self)
         for name in ("cohorts", "last", "fixed", "shown", "secrets", "counts"):
             setattr(twin, name, getattr(self, name).copy())
@@ -302,8 +299,8 @@ class Party:
         Raises
         ------
         SumError
-            Another roster was accepted before, a key is not the pinned one, this party's own key
-            was replaced, or it pins others without an identity key.
+            The roster has changed, a key is not the pinned one or not its own, or the party pins
+            others without an identity key.
         """
         members = Membership.read(roster, self.state.session)
         if self.state.digest:
@@ -369,21 +366,13 @@ class Party:
     ) -> wire.Upload:
         """Encode, mask and share this party's vector; refuse before anything is sent.
 
-        Parameters
-        ----------
-        order : Order
-            The request; accepted here if it has not been.
-        values : ndarray, shape (order.length,)
-            The vector; ``np.broadcast_to(0.0, length)`` is encoded without cost.
-        overwrite : bool (default: False)
-            Whether the masked vector may reuse the memory of ``values``.
-        release : str
-            For sums with noise: what is requested, see :func:`.membership.asked`.
-        told : bytes
-            Digest of the values, if known: :func:`.membership.digest_of`.
-        common : bytes
-            Digest of what all parties must agree on without the server, such as secret landmarks.
-            Masks of parties with another digest do not cancel.
+        - ``values``: The vector; ``np.broadcast_to(0.0, length)`` is encoded without cost.
+        - ``overwrite`` (default: False): Whether the masked vector may reuse the memory of
+          ``values``.
+        - ``release``: For sums with noise: name of the request.
+        - ``told``: Digest of the values, if known: :func:`.membership.digest_of`.
+        - ``common``: Digest of what all parties must agree on without the server, such as secret
+          landmarks. Masks of parties with another digest do not cancel.
 
         Raises
         ------

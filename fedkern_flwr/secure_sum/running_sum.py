@@ -105,14 +105,12 @@ class RunningSum:
     """Compute a sum, from its order to its total.
 
     Memory: one vector of the sum (two once it is open), and 65 bytes per party and neighbour.
-    Backups beyond 16 MiB go to a temporary file. Uploads are added on arrival and dropped.
+    Backups beyond 16 MiB go to a temporary file.
 
     Attributes
     ----------
     survivors : tuple of int
         Parties whose vectors are in, once final; empty before.
-    backups : bool
-        Whether the seeds of pairs are shared too.
     repeated : bool
         Whether parties were requested to send again.
     suspects : list of int

@@ -203,7 +203,6 @@ class SecureSum:
         return _by_party(out)
 
     def take(self, partition: int, sections: Iterable[Section]) -> None:
-        """Read the sections of a party's reply."""
         party = f"partition {partition}"
         for section in sections:
             kind = _REPLIES.get(section.phase)

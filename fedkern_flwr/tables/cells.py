@@ -60,18 +60,8 @@ def read_cells(
     """Read a column; detect the kind of text from all its cells.
 
     A column of numbers may have a few text cells, unless numbers begin with a zero. Dates without a
-    time zone are in UTC. Names of categories that differ only in capital letters are merged.
-
-    Parameters
-    ----------
-    cells : pyarrow.ChunkedArray
-        The column, see :func:`plain_cells`.
-    kind : Kind or None
-        Kind to read it as; cells of another kind are missing. None: detected.
-    name, source : str
-        Names of column and file, for errors.
-    dates : {"day-first", "month-first", "iso"} or None (default: None)
-        Order of dates such as 03/04/2024. Default: detected.
+    time zone are in UTC. Names of categories that differ only in capital letters are merged. Cells
+    of another kind than a given ``kind`` are missing.
 
     Raises
     ------
@@ -291,17 +281,7 @@ def hint(
     """Return a note if at least half of the cells look like numbers or dates; it quotes no cell.
 
     If the numbers have a decimal comma, but ``decimal`` is a point, log a warning instead.
-
-    Parameters
-    ----------
-    column : str
-        Name of the column.
-    names : sequence of str
-        The distinct cells.
-    places : ndarray of float64, shape (n,)
-        Position of each cell in ``names``, NaN for a missing one.
-    decimal : str or None
-        The requested decimal mark.
+    ``names`` are the distinct cells, ``places`` the position of each cell in them, NaN if missing.
     """
     cells = pa.array(names, pa.string())
     times = np.bincount(places[np.isfinite(places)].astype(np.intp), minlength=len(names))
@@ -565,22 +545,7 @@ def read_plainly(
     marks and accounting brackets; a limit such as <0.5 becomes missing. A dash is missing among
     numbers. Decimal commas are detected in CSV files only. If commas also separate the columns,
     such numbers must be quoted, and numbers with possible thousands marks are not used for
-    detection.
-
-    Parameters
-    ----------
-    columns : dict
-        Name -> cells, as in the file.
-    names : iterable of str
-        Columns to read.
-    source : str
-        Name of the file, for errors.
-    dialect : Dialect
-        Format of the file.
-    tsv : bool
-        Whether the file has the suffix .tsv.
-    labels : collection of str
-        Label columns. If they have few distinct values these are classes, such as 5 mg and 10 mg.
+    detection. Few distinct values of a label column are classes, such as 5 mg and 10 mg.
 
     Raises
     ------

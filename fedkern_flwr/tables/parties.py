@@ -72,18 +72,9 @@ class PartyTables:
     ) -> Self:
         """Read tables with new rows; labels are not used.
 
-        Tables with the columns of the first have further rows, others further columns.
-
-        Parameters
-        ----------
-        party : sequence or mapping
-            Files, or data frames of pandas, polars or pyarrow; a mapping gives their names.
-        label, id_column : str or None
-            Names of columns.
-        dialect : mapping
-            Format of files, see :class:`~fedkern_flwr.tables.dialect.Dialect`.
-        known : sequence of str
-            Columns of the model, by their names in the combined table; others are ignored.
+        Tables with the columns of the first have further rows, others further columns. ``party``
+        has files or data frames; a mapping gives their names. ``known`` are the columns of the
+        model; others are ignored.
 
         Raises
         ------
@@ -274,7 +265,6 @@ def _is_of(one: str, name: str) -> bool:
 
 
 def _needed(features: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of a party that the model may know."""
     return {
         name: column
         for name, column in features.items()

@@ -152,7 +152,6 @@ class RawTable:
 
 
 def _read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Return columns by name, and the arrays about other rows."""
     from .arrow import NpzArrays
 
     arrays = NpzArrays(path)

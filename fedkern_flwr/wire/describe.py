@@ -121,7 +121,6 @@ def other_releases(found: Mapping[int, str]) -> str:
 def _check(
     scalars: Mapping[str, Any], other: str, here: str, party: str, error: type[ProtocolError]
 ) -> None:
-    """Refuse a message of another protocol."""
     version, found = scalars.get("protocol"), release_of(scalars)
     if type(version) is not int or version == PROTOCOL_VERSION:
         return
@@ -209,7 +208,7 @@ class DescribeReply(_Opening, phase="describe"):
     rows, features, test_rows : int
         Size of the node's table.
     columns : str
-        Digest of the feature names (:func:`columns_digest`).
+        Digest of the feature names.
     restored : bool
         Whether the node has the private state of the round to resume from.
     public_key : bytes
@@ -228,8 +227,8 @@ class DescribeReply(_Opening, phase="describe"):
     nonce : str
         Random; required to resume the run.
     share : float
-        Largest share of the unknowns of its rows that this run should open, in (0, 1]; 1 if the
-        node only warns. A strategy plans its default sizes by it, see :mod:`..planning`.
+        Largest share of the unknowns of its rows that this run should open, in (0, 1]; see
+        :mod:`..planning`.
     again : float
         Numbers that it may open instead if the run sums an earlier run's function again; 0 for
         none.
@@ -303,13 +302,7 @@ def check_parties(parties: Sequence[DescribeReply]) -> None:
 
 
 def check_partitions(parties: Sequence[DescribeReply]) -> None:
-    """Refuse duplicate, missing or contradicting partitions, and names that several nodes have.
-
-    Raises
-    ------
-    PartitionError
-        Duplicate or missing partition ids, or nodes that disagree on their number.
-    """
+    """Refuse duplicate or missing partitions, duplicate names, or a wrong total."""
     seen: set[int] = set()
     for party in parties:
         if party.partition in seen:
