@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0.dev0"  # the one place: pyproject.toml reads it
 
-# In a checkout the other rooms lie beside the core, not in it. A process whose path begins with the
-# checkout (Ray's workers take over the driver's working directory) finds them there.
+# In a checkout the other rooms are next to the core, not in it. A process that has the checkout
+# first in its path (Ray's workers inherit the driver's working directory) finds them there.
 _checkout = Path(__file__).parents[1]
 if not Path(__path__[0], "strategies").exists() and (_checkout / "strategies").exists():
     __path__.append(str(_checkout))

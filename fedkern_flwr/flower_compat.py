@@ -78,7 +78,7 @@ class _PatientClient:
         reply = self._client.PullObject(request)
         if not reply.object_found or reply.object_available:
             return reply
-        with self._turn:  # one is asked for at a time: they come together
+        with self._turn:  # poll for one at a time: parts arrive together
             for _ in range(_LOOKS):
                 reply = self._client.PullObject(request)
                 if not reply.object_found or reply.object_available:
@@ -224,11 +224,11 @@ def time_the_log() -> None:
     update_console_handler(timestamps=True)
 
 
-# -- a warm node: what Flower offers to whoever runs a SuperNode's tasks (isolation ``process``)
+# -- a warm node: what Flower offers to a process that runs a SuperNode's tasks
 
-#: What the SuperNode tells the process that keeps it, a word and a number on a line of its own: a
-#: message of this run comes, or a part of it; all of it is there, as this task; this task is over,
-#: since its run is; nothing is left of the message.
+#: What the SuperNode prints for the process that keeps it, a word and a number on a line: a message
+#: of this run, or a part of it, arrives; it is complete, as this task; this task ended with its
+#: run; the message was erased.
 COMES, THERE, STOPPED, DONE = "@comes", "@there", "@stopped", "@done"
 CONTENT_SECONDS = 60.0  # after which a message of which no further part comes is given up
 _SOON, _SHARE_OF_IDLE = 0.5, 0.05  # seconds to the next request at least; share of the idle time

@@ -49,7 +49,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 _KINDS = ("data", "test-data")
 _ROWS, _READ = "rows.npz", "frozen tables"  # in a folder, and in the ledger
-_MOST_RUNS = 32  # whose frozen tables are kept
+_MOST_RUNS = 32  # runs with frozen tables that are kept
 
 
 @dataclass(frozen=True)
@@ -394,7 +394,7 @@ class _Files:
         words = [one.words(names) for one in there]
         held = np.repeat([False, True][: len(there)], [len(one) for one in there])
         columns = [np.concatenate(parts) for parts in zip(*words, strict=True)]
-        again = np.zeros(len(held), bool)  # a row that stands in its file twice is one
+        again = np.zeros(len(held), bool)  # duplicate rows of a file count once
         if ids:
             again = copies(np.concatenate(ids), [held, *columns])
         self.kept = kept = np.flatnonzero(~(absent | none | again))

@@ -396,7 +396,7 @@ __all__ = [
     "read_catalogue",
 ]
 
-#: What to do with rows whose item is not in the catalogue.
+#: What to do with rows with an item that is not in the catalogue.
 Unknown = Literal["error", "drop"]
 
 

@@ -183,7 +183,7 @@ class Method(Strategy):
     described: ClassVar[type[DescribeReply]] = DescribeReply
     #: Metrics that tables show: name -> what it is.
     shows: ClassVar[Mapping[str, str]] = {}
-    #: What the server sees beside the sums, for ``result.json``.
+    #: What the server sees in addition to the sums, for ``result.json``.
     server_sees: ClassVar[tuple[str, ...]] = ()
     #: Why a method without noise keeps no budget of privacy; completes "fdskl ...".
     no_budget: ClassVar[str] = "adds no noise to what it releases"
@@ -206,7 +206,7 @@ class Method(Strategy):
 
     #: Sums about the same rows that share a budget of privacy; the client's class says the same.
     releases: ClassVar[int] = 1
-    #: Unknowns of a row beside its columns.
+    #: Unknowns of a row in addition to its columns.
     labels_of_row: ClassVar[int] = 1
     #: Whether a sum of two parties may belong to one of them.
     allow_single: bool = False

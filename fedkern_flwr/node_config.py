@@ -18,21 +18,20 @@ from .node.failures import unwritable
 from .tables.dialect import read_class_of
 from .tables.table import Table
 
-# -- A node's configuration, read anew while its SuperNode runs and runs go on
+# -- a node's configuration, read again while its SuperNode and its runs continue
 #
-# A SuperNode reads its configuration once and hands a copy of it to every run. Restarted, it would
-# break off what it is doing. So it is left alone: whoever keeps a node warm reads the file again
-# when told to, and every process that answers a message is a copy of it and has what was read last,
-# in place of what the SuperNode hands over. A message that is being answered ends as it began. A
-# file that cannot be used changes nothing. Files that the configuration names, such as tables and
-# the policy, are read with every message anyway.
+# A SuperNode reads its configuration once and gives every run a copy. A restart would interrupt its
+# runs. So the process that keeps a node warm reads the file again on request. Every process that
+# answers a message is a copy of it, and uses the latest configuration instead of the SuperNode's. A
+# message in progress is not affected. An unusable file changes nothing. Files named in the
+# configuration, such as tables and the policy, are read with every message anyway.
 
 Config = dict[str, str | int | float | bool]
 
 #: Who the node is and where it keeps what it remembers: to change these it is started again.
 FIXED = ("partition-id", "num-partitions", "role", "group", "state-dir", SIMULATION)
 
-#: File of a state-dir: the partition whose folder it is.
+#: File of a state-dir: the partition that owns the folder.
 _OWNER = "partition"
 
 _latest: Config | None = None

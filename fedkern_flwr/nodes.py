@@ -439,7 +439,7 @@ class Nodes:
             request = sum_wire.VoteRequest(**about)
             self._ask_about(grid, request, ballots, timeout, partial(_voted, sums))
         complete = partial(_complete, sums)
-        if asked := known.unmask_sections(sums):  # nobody is asked where there are no self masks
+        if asked := known.unmask_sections(sums):  # none without self masks
             self._ask_about(grid, sum_wire.UnmaskRequest(**about), asked, timeout, complete)
         for attempt in range(1, _FOLLOW_UPS + 1):
             missing = known.recover_sections(sums)

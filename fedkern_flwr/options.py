@@ -311,7 +311,7 @@ def _removed() -> tuple[dict[str, dict[str, Removed]], Removed]:
 #: Method -> name of the option -> what there is to say; and of ``fedkern audit``, which attacks the
 #: papers' protocols and the defaults.
 REMOVED, AUDIT = _removed()
-#: Client -> method whose rows are the client's.
+#: Client -> its method in :data:`REMOVED`.
 CLIENTS = {
     "HybridKernelClient": "fed-cg",
     "VerticalKernelClient": "fdskl",

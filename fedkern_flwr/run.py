@@ -474,7 +474,7 @@ class Run:
             failure.raise_final(phase, nodes.name(node))
         details = [failure.detail for failure in failures.values()]
         if len(details) == len(nodes.active()) and len(set(details)) == 1:
-            bug, _ = quoted_code(details[0])  # a client tells the class of a bug alone
+            bug, _ = quoted_code(details[0])  # a client sends only the class of a bug
             if bug.isidentifier():
                 problem, code = f"all clients ended in {bug}", "FK-CLIENT-RAISED"
                 raise ProtocolError(problem, remedy=_LOGS, phase=phase, code=code)
@@ -496,7 +496,7 @@ class Run:
         for message in nodes.in_order(outcome):
             node = message.metadata.src_node_id
             partition = nodes.parties[node].partition
-            if node in question.idle:  # has been told that the run is over
+            if node in question.idle:  # it got the final message
                 question.idle.discard(node)
                 continue
             try:

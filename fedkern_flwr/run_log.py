@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 30  # checkpoints that one may wait to be confirmed; clients keep a few more states
 
-Answered = tuple[str, dict[str, Any]]  # what was asked for, what came
+Answered = tuple[str, dict[str, Any]]  # name of the request, answers
 
 
 class RunLog:
@@ -184,7 +184,7 @@ class RunLog:
             meta = {"round": 0, "log": [], "saved": {}, "kept": None, "sums": {}, "number": 0}
         among = sorted({p for one in sums for p in one.uploaded})
         marked = {**meta, "opening": {"among": among, "asked": self.asked}}
-        if self._since is None or len(sums) > 1:  # it cannot be asked again as it was
+        if self._since is None or len(sums) > 1:  # it cannot be repeated unchanged
             marked["log"] = None
         self._put(arrays, {**self._shared(), **marked})
 

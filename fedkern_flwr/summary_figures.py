@@ -262,7 +262,7 @@ def read_groups(found: Totals) -> tuple[dict[str, Floats], dict[str, Floats]]:
     return groups, {c.name: t.reshape(shape[c.name]) for c, t in zip(texts, cross, strict=True)}
 
 
-# -- a node beside the others
+# -- a node compared with the others
 
 
 def own_features(own: Mapping[str, Floats], found: Totals, one: Sequence[int]) -> Floats:
@@ -370,7 +370,7 @@ def read_noisy(
         n, first, second = total["powers"][k] * reach
         n = max(n, 1.0)
         m, q = first / n, second / n
-        spread = np.sqrt(q - m * m) if q > m * m else np.nan  # noise may leave no variance
+        spread = np.sqrt(q - m * m) if q > m * m else np.nan  # noise may make the variance negative
         bins = np.maximum(total["bins"][k] * reach, 0.0)
         edges = np.linspace(low, high, NOISY_BINS + 1)
         shares = np.append(0.0, np.cumsum(bins)) / max(bins.sum(), 1e-300)

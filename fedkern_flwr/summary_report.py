@@ -191,7 +191,7 @@ def compare_groups(found: Totals) -> dict[str, Any]:
 
 
 def _share(count: float, whole: float) -> str:
-    count = max(count, 0.0)  # noise may leave less
+    count = max(count, 0.0)  # noise may make it negative
     return f"{count:.0f} ({100.0 * count / max(whole, 1.0):.1f})"
 
 

@@ -42,23 +42,23 @@ from .wire.message import (
 
 Reply = TypeVar("Reply", bound=PhaseMessage)
 
-#: Records of a request of ours, beside which a message may carry others, and of its reply.
+#: Records of our requests, which may be sent with other records, and of their replies.
 CONFIG, PARAMETERS, REPLY = "fitins.config", "fitins.parameters", "fitres.metrics"
 UPLOADS = "fitres.parameters"
 _EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
 _POLL_FIRST, _POLL_LAST = 0.1, 2.0  # seconds from one look for replies to the next
 _POLL_SHARE = 0.05  # of what an exchange has taken
-_GROUP = 32  # replies that are asked for at once: Flower's grids hold them all in memory
+_GROUP = 32  # replies of one poll: Flower's grids keep them all in memory
 _LOOK = 10.0  # seconds from one look at who is connected to the next
 _LOOKS = 2  # looks in a row that do not find a node which is then away
-_COPIES = 3  # of a request to a node that is silent, after the first
+_COPIES = 3  # repetitions of a request to a node that does not answer
 _RETURNS = 5  # times that a node may be away and come back in one exchange
-#: What a node says of a request that it has answered before, or whose sum it has contributed to.
+#: A node has answered the request before, or has contributed to its sum.
 _DONE = ("FK-MESSAGE-ORDER", "FK-SUM-NUMBER")
-#: What a node says whose client did not come to answer: its process was killed, for instance.
+#: A node has no answer of its client: its process was killed, for instance.
 _ENDED = ("FK-NODE-ENDED", "FK-NODE-CONTENT")
 _PACKS = "packs"  # what a node says that reads packed messages
-FAREWELL = 60.0  # seconds that nodes are waited for that are told that the run is over
+FAREWELL = 60.0  # seconds to wait for answers to the final message
 _GRACE = 1.0  # seconds that nodes get at least when the others' replies are enough
 
 
@@ -135,7 +135,7 @@ def take_sections(message: Message, *, party: str) -> list[Section]:
         arrays, keys = [], [key for key in record if key != _EMPTY]
         for key in keys[len(keys) - count :]:
             arrays.append(read_array(record[key]))
-            del record[key]  # so that no upload stands in memory twice
+            del record[key]  # so that no upload is in memory twice
     except ValueError:
         raise ProtocolError(
             "its sections are damaged", party=party, code="FK-MESSAGE-DAMAGED"
@@ -416,7 +416,7 @@ class Courier:
                     outcome.replies[one.node] = reply
                 except FedKernError as error:
                     outcome.failures[one.node] = Failure.invalid(error)
-        for one in held:  # all copies were asked for since: no answer is on its way
+        for one in held:  # all copies were polled since: no answer is on its way
             if one in self._open and one.failure is not None:
                 self._fail(one, one.failure, outcome)
         return arrived or self._look(outcome)

@@ -67,7 +67,7 @@ class Ledger:
 
 _READABLE = 0o644  # the collector is another user; there are counts in it
 
-#: Name, type, meaning, and the value; or samples: what stands behind the name, and the value.
+#: Name, type, meaning, and the value; or samples of (suffix of the name, value).
 Family = tuple[str, str, str, float | list[tuple[str, float]]]
 
 
@@ -105,7 +105,10 @@ logger = logging.getLogger("flwr")  # what `flwr log` shows
 _EVERY = 10.0  # seconds from one line about a long exchange to the next
 _EACH = 50  # exchanges that have a line each; of a longer run later ones every ten seconds
 _NAMED = 5  # nodes that a line names
-_LEAST, _TIMES = 20.0, 5.0  # seconds, and times the longest answer, until a node is silent
+_LEAST, _TIMES = (
+    20.0,
+    5.0,
+)  # seconds, and multiples of the longest answer, until a request is repeated
 _FIGURES = 2.0  # seconds from one file of figures to the next
 
 

@@ -51,8 +51,8 @@ from ..wire.message import Message, array
 
 # -- messages of a run that sums the statistics of columns
 #
-# Columns travel without names. Where labels are asked for, they are the last column. Session and
-# number of the exchange are filled in as a request is sent, the number of a reply by the client.
+# Columns are sent without names. If labels are requested, they are the last column. Session and
+# number of the exchange are set when a request is sent, the number of a reply by the client.
 
 #: Counts, sums and sums of squares of the columns of a block; of columns that are to be encoded
 #: the first histograms.
@@ -128,7 +128,7 @@ class WriteRequest(RangesRequest, phase="ranges-write"):
     scaling: str = "auto"  # what encoded columns become, for a node that is alone
     categories: str = "auto"
     alone: bool  # the only holder of its block takes its least and greatest values
-    clip: bool  # whether the files tell their readers to clip values beyond the ranges
+    clip: bool  # whether readers of the files clip values beyond the ranges
     low: Floats = array("columns", dtype="float64")  # of no columns for a node that is alone
     high: Floats = array("columns", dtype="float64")
 
@@ -139,16 +139,16 @@ class WriteReply(RangesReply, phase="ranges-write"):
 
 # -- ranges of columns from sums over all holders: two passes, so that no digit is lost
 #
-# The first pass sums count, values and squares in units of the public bound B. In a ring of 64 bits
-# squares up to B^2 leave few digits to a column whose spread is small against its values, and
-# float64 has lost them anyway. So the first pass only says where a column is (``mean``, m) and that
-# its spread is at most ``scale``, S; the second sums (x - m) / S and its square.
+# The first pass sums count, values and squares in units of the public bound B. In a ring of 64
+# bits, squares up to B^2 have few digits for a column with a small spread compared with its values,
+# and float64 has lost them anyway. So the first pass only locates a column (``mean``, m) and bounds
+# its spread (``scale``, S); the second sums (x - m) / S and its square.
 #
-# With N holders each total is off by at most ``resolution(N)`` r, about N^2 2^-61. Mean and
+# With N holders the error of each total is at most ``resolution(N)`` r, about N^2 2^-61. Mean and
 # deviation are those of the pooled rows to 1e-9 of the deviation (and the rounding of a float64),
-# where the deviation is at least 2^-32 B with up to ten holders: 2e-4 for B = 2^20, and some
-# hundred times less for columns that are small against B. Deviations below S sqrt(16 r), about
-# 2^-53 B, count as none.
+# if the deviation is at least 2^-32 B with up to ten holders: 2e-4 for B = 2^20, and some hundred
+# times less for columns that are small compared with B. Deviations below S sqrt(16 r), about 2^-53
+# B, count as zero.
 
 
 #: Name of the label among the ranges.
@@ -588,7 +588,7 @@ class OwnColumns:
     def digest_of_key(self, secret: bytes, session: str) -> str:
         """Return a digest that shows whether all holders have the same secret, but not which."""
         if not self.keys or len(secret) < KEY_BYTES:
-            return ""  # of a short one the digest would tell more; see check_secret
+            return ""  # the digest of a short one could be inverted; see check_secret
         label = f"fedkern-flwr category key/{session}".encode()
         return hmac.digest(secret, label, "sha256").hex()[:16]
 
@@ -647,7 +647,7 @@ class OwnColumns:
 
         ``told`` is what may be reported of :meth:`count_categories`. Default: all of it.
         """
-        # never beyond 1 about the true centre; clipped, that about another one tells nothing
+        # at most 1 about the true centre; clipping makes a false centre useless
         found, rows = [np.clip(second_pass(x, asked.centre), -1.0, 1.0)], block.rows
         columns = zip(self.numbers().T, asked.edges(block.bound), strict=True)
         found += [count_bins(*one) / rows for one in columns]

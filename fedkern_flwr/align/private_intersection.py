@@ -36,7 +36,7 @@ class AlignReply(Message):
 class HopRequest(AlignRequest, phase="align-hop"):
     """Request to send your list to the next party, or to multiply another one and forward it."""
 
-    hop: int  # how many hops the list has behind it: 0 for the party's own
+    hop: int  # number of hops that the list has made: 0 for the party's list
 
 
 class HopReply(AlignReply, phase="align-hop"):
@@ -57,27 +57,27 @@ class TagsReply(AlignReply, phase="align-tags"):
 
 # -- equal secret tags for equal ids, without a common key: Diffie-Hellman private set intersection
 #
-# P parties stand in a ring. Each draws a secret exponent a. The tag of an id is a hash of
-# (a_1 a_2 ... a_P) H(id), where H hashes ids to points of Curve25519: the same at all parties that
-# have the id, and out of reach for whoever lacks a single one of the exponents. To get there
+# P parties form a ring. Each generates a secret exponent a. The tag of an id is a hash of (a_1 a_2
+# ... a_P) H(id), where H hashes ids to points of Curve25519. It is the same at all parties that
+# have the id, and cannot be computed without all of the exponents. The protocol:
 #
-# 1. a party sends its points r H(id), in a random order, to its neighbour; r is secret;
-# 2. each of the others multiplies by its exponent and passes the list on;
-# 3. after P hops the list is back. Its owner multiplies by a / r and hashes.
+# 1. A party sends its points r H(id), in a random order, to its neighbour; r is secret.
+# 2. Each of the others multiplies by its exponent and forwards the list.
+# 3. After P hops the list is back. Its owner multiplies by a / r and hashes.
 #
-# Because of r nobody sees the final points of another party's list, so that no party learns from
-# the hops what it has in common with another. An X25519 scalar for a / r is found up to its sign,
-# which u-coordinates ignore.
+# Because of r no party sees the final points of another party's list, so that it does not learn
+# from the hops what they have in common. An X25519 scalar for a / r is found up to its sign, which
+# u-coordinates ignore.
 #
 # **On the curve.** A number u is the coordinate of a point of Curve25519 or of one of its twist,
-# half of the numbers each, and multiplication keeps to the side. Were ids hashed to any number, the
-# neighbour could tell for each point of a list on which side the id's hash is: a bit per id, to be
-# tested against guesses. So H tries until it meets the curve, by the Legendre symbol of u^3 +
+# half of the numbers each, and multiplication keeps to the side. If ids were hashed to any number,
+# the neighbour would see for each point of a list on which side the id's hash is: a bit per id, to
+# be tested against guesses. So H tries until it meets the curve, by the Legendre symbol of u^3 +
 # 486662 u^2 + u, and points that arrive must be on it. X25519 scalars are multiples of 8: they
-# clear the cofactor, so what is left after the first product lies in the group of prime order.
+# clear the cofactor, so the first product is in the group of prime order.
 #
 # CPU, measured on one core: 70 microseconds to hash and blind an id, 50 per id and hop. A list
-# takes 32 bytes per id, and a party holds a few at a time; one message holds 2 GB at most.
+# takes 32 bytes per id, and a party has a few at a time; one message has at most 2 GB.
 #
 # References
 # ----------

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..errors import RefusedError
 
-#: Parties other than the node itself whose rows count as known to the server.
+#: Number of other parties with rows that count as known to the server.
 COLLUDERS = 1
 #: Last row of a table that is summed as a whole.
 ENDLESS = 1 << 62

@@ -54,7 +54,7 @@ Asked = TypeVar("Asked", bound=Callable[..., Any])
 NO_ROWS = np.zeros(0, np.int64)
 NOT_ENDED = "it has not ended"
 _NEAR = 0.8  # share of what is allowed from which on the owner is warned
-_FAILURES = 3  # over all runs: each may tell something of values
+_FAILURES = 3  # over all runs: each may reveal something about values
 
 
 # -- what it shows: no digest, no id, nothing of a row
@@ -483,7 +483,7 @@ class NodeLedger:
                 (run["id"] if run else 0, rule.partition(":")[0]),
             )
 
-    # -- streams, whose rows are entered when they take part, and never twice
+    # -- streams: rows are entered when they take part, and never twice
 
     @otherwise("")
     def place(self) -> str:
@@ -665,7 +665,7 @@ def most_told(db: Entries, partition: int | None = None) -> int:
     return int(db.value(query, partition) or 0)
 
 
-# -- counts for whoever watches the node, and nothing else
+# -- counts for monitoring
 
 OTHER = "order"  # refused for what no rule of the policy says: an order that the method never gives
 _PATIENCE = 0.5  # seconds to wait for who writes

@@ -66,7 +66,7 @@ CREATE TABLE shown (
 
 
 class Entries(sqlite3.Connection):
-    partition: int  # the node whose facts are meant
+    partition: int  # the node that facts are about
 
     @cached_property
     def key(self) -> bytes:
@@ -142,7 +142,7 @@ class LedgerFile:
         OptionError
             The file is damaged, not writable, or from another release.
         """
-        if self._db is not None and self._db.in_transaction:  # whose block says what went wrong
+        if self._db is not None and self._db.in_transaction:  # the outer block handles errors
             yield self._db
             return
         stays = self._held or self._db is not None

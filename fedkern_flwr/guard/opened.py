@@ -134,7 +134,7 @@ class Opened:
     def plan(self) -> Left:
         about = self.freeze.blocks, self.sums, self.freeze.select(*range(1, FOLDS + 1))
         share = planned_share(*about, self.kind)
-        query = (  # the last function that a run asks for by default
+        query = (  # the latest function that a run requests by default
             "SELECT function, opened.how FROM opened JOIN runs ON runs.id = run"
             " WHERE partition = ? AND kind = ? AND apart = ? AND opened.how <> ''"
             " AND function <> x'' GROUP BY function ORDER BY max(opened.id) DESC"
@@ -292,7 +292,7 @@ class Opened:
                 if (here[rows] & (ours[rows] != values)).any():
                     return False
                 unseen[rows] = False
-        except RefusedError:  # nobody can tell
+        except RefusedError:  # the contents are unknown
             return False
         return True
 
@@ -379,7 +379,7 @@ _FEW = 1000  # rows that are compared one by one
 #: has the same one), its delta, and of one about some rows where these end, else 0.
 Spent = tuple[bool, list[float] | str, float, int]
 
-_BEFORE = "before"  # of a party: all that was told of earlier rows
+_BEFORE = "before"  # of a party: all releases about earlier rows
 
 
 @dataclass(frozen=True)

@@ -311,11 +311,11 @@ class Rules:
     apart: str = ""
 
 
-# -- orders of sums: a node contributes to the sum that its method means, and to no other
+# -- requests for sums: a node contributes to the sum that its method means, and to no other
 #
-# Who opens a sum, with which ring and bound, and over whom, is the server's word until the node
-# compares it with what it derives itself from its own declared ranges and the public options. A
-# bound taken from the order would be a question about the data: whether a vector fits.
+# The server says who opens a sum, with which ring and bound, and over whom. The node compares this
+# with what it derives from its own declared ranges and the public options. With a bound from the
+# server, a refusal would reveal whether a vector fits.
 
 #: Numbers of the largest array that a request may name: 512 MB of float64.
 MOST_NUMBERS = 1 << 26

@@ -310,7 +310,7 @@ class Client(GuardedNode, NumPyClient):
                 raise unwritable(error, self.name) from None
         except FedKernError as error:
             if error.problem.startswith(REFUSED) or not isinstance(error, RefusedError):
-                error.name(self.name)  # limits that all nodes reach alike are told once
+                error.name(self.name)  # without a name, equal errors of all nodes are one
             self.keep_fixed(session)
             if isinstance(error, RefusedError) or self._may_tell(error):
                 self._count_refusal(session, error)
@@ -320,7 +320,7 @@ class Client(GuardedNode, NumPyClient):
             if self.simulated:  # its engine shows all of it
                 raise
             self.keep_fixed(session)
-            if self.record.secure:  # what fails by values is a question without an end
+            if self.record.secure:  # repeated failures would reveal values
                 failed = refusal("an error of its own code", code="FK-CLIENT-RAISED")
                 self._count_refusal(session, failed)
             concealed = conceal(error)
@@ -497,7 +497,7 @@ class Client(GuardedNode, NumPyClient):
                 f"round {number} has been done already (last round {state.round})",
                 code="FK-MESSAGE-ORDER",
             )
-        if checkpoint_every:  # checkpoints whose rounds never reached this node find it unchanged
+        if checkpoint_every:  # save states of checkpoint rounds that this node missed
             last = number - 1 - (number - 1) % checkpoint_every
             missed = range(last, state.round, -checkpoint_every)[:_KEPT_STATES]
             for due in reversed(missed):

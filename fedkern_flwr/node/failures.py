@@ -17,11 +17,11 @@ from ..errors import FULL, CheckpointError, ClientError, ColumnError, FedKernErr
 from ..failure import mark_error
 from ..wire.message import PhaseMessage
 
-# -- exceptions of client code: where they were raised, and what of them may leave a node
+# -- exceptions of client code: where they were raised, and what the server may see of them
 #
-# In a simulation whoever runs it owns the data and reads all: class, text and place. In a
-# deployment the node's own log has the class and the place; the text may quote data and is told to
-# nobody. The server sees the class.
+# In a simulation the user owns the data and sees all: class, text and place. In a deployment the
+# node's log has class and place. The text may quote data and is shown to no one. The server sees
+# the class.
 
 Reply = TypeVar("Reply", bound=PhaseMessage)
 
@@ -95,7 +95,7 @@ def _is_on_the_way(module: dict[str, Any]) -> bool:
     return any(name == known or name.startswith(f"{known}.") for known in _ON_THE_WAY)
 
 
-# -- what goes wrong while a node is built is told to the server, as far as that may be told
+# -- errors while a node is built are sent to the server, as far as it may see them
 
 _LISTED = "that node's log lists the columns that it has"
 

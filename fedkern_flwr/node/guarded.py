@@ -45,7 +45,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 #: Codes of refusals that may depend on values of rows.
 _BY_VALUES = ("FK-CLIENT-RAISED", "FK-ORDER-UNFIT", "FK-WEIGHTS-COUNTS")
-#: Fields of requests that say nothing of what is asked: a repetition may have other ones.
+#: Fields of requests that may differ in a repetition.
 _OF_AN_ATTEMPT = ("session", "round", "attempt", "checkpoint_every", "save_as")
 _LONGEST = 1000  # characters of a run's settings in the ledger
 
@@ -60,13 +60,13 @@ class GuardedNode:
 
     #: Least number of parties of a sum that suffices, by what the method shows of each of them.
     enough_parties: ClassVar[int] = 3
-    #: Whether the rows of a node are records that must hide among each other. Where a node may hold
-    #: a single one it needs no others of its own, and sets of fewer rows than the policy asks for
-    #: are not compared.
+    #: Whether the rows of a node are records that must hide among each other. A node that may have
+    #: a single one needs no others, and sets of fewer rows than the policy requires are not
+    #: compared.
     records: ClassVar[bool] = True
     #: What is done, unless the policy says otherwise, where more numbers than unknowns are opened.
     usual_counting: ClassVar[counting.Mode] = "refuse"
-    #: Unknowns of a row beside its columns.
+    #: Unknowns of a row in addition to its columns.
     labels_of_row: int = 1
     #: Whether the server chooses the rows of all parties, so that only its own count as hidden.
     rows_chosen: bool = False
@@ -352,7 +352,7 @@ class GuardedNode:
             unknowns, others, kept = hidden
             if own := rows_of[party.partition]:  # rows that bear numbers may be known
                 width = -(-width * (own + others) // (own + kept))
-            if rows is not None:  # who is asked for few rows cannot count on all of the others
+            if rows is not None:  # with a part of the rows, only that part of the others hides them
                 others = others * len(rows) // max(own, 1)
             parts = self._parts.get(name, [])
             numbers = order.length * self.weight(order, sum(rows_of.values()))
@@ -492,7 +492,7 @@ class GuardedNode:
         by_values = error.code in _BY_VALUES or not isinstance(error, RefusedError)
         ends = by_values and not self.simulated
         name = type(error).__name__  # of other errors the text may be about rows
-        with suppress(FedKernError):  # the refusal is what is told
+        with suppress(FedKernError):  # the refusal is reported
             rule = error.problem.partition(": ")[2]
             self.ledger.refuse(session, rule if isinstance(error, RefusedError) else name)
             if ends:

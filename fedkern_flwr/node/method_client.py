@@ -153,7 +153,7 @@ class MethodClient(Client):
         self.alignment_key, self.sizes = alignment_key, dict[str, int]()
         self._check_handlers()
         sums = self.marked("contributes")
-        # one without is refused in a run with a budget, as it is ordered
+        # in a run with a budget, a sum without sensitivity is refused on request
         self.adds_noise = any(one.sensitivity is not None for one in sums)
 
     # -- for handlers
@@ -190,7 +190,7 @@ class MethodClient(Client):
             make_private_folder(self.results)
             self.draw(self.results / name, points[:, :2], self.y)
 
-    # -- what the base asks for
+    # -- what the base class requires
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
         return {MethodRequest.phase: (MethodRequest, self._by_name), **super().handlers()}
@@ -306,7 +306,7 @@ class MethodClient(Client):
             terms = self.figures(name, held, terms, total=name, trained=trained)
         else:
             self.record.helped = True
-        # masks cancel among those who were asked the same: nobody is summed with a decoy
+        # Masks cancel among parties with the same request only: no party is summed with a decoy.
         kinds = (f"{array.dtype.str}{array.shape}" for array in request.given)
         same = asked(request.plain, *kinds, *request.given)
         question = "" if self.budget is None else same
@@ -340,7 +340,7 @@ class MethodClient(Client):
     def _table(self, values: ArrayLike, dimensions: int, rows: int = -1) -> NDArray[np.float64]:
         try:
             table = np.asarray(values, np.float64)
-        except (TypeError, ValueError):  # whose text quotes a cell
+        except (TypeError, ValueError):  # its text quotes a cell
             raise TableError(
                 "the table holds values that are not numbers",
                 party=self.name,

@@ -123,7 +123,7 @@ class KeptState:
         Arrays that the method keeps.
     """
 
-    #: Settings that tell how far the party is.
+    #: Settings that record the progress of the party.
     progress: ClassVar[tuple[str, ...]] = ("done",)
     settings: dict[str, Any] = field(default_factory=dict)
     seed: bytes = b""
@@ -252,7 +252,7 @@ class SessionState:
 # -- what a node remembers of the run at hand for its own protection; never sent
 
 _REFUSALS = 3
-_SHORT = 256  # bytes of a value whose digest is kept
+_SHORT = 256  # bytes of a value with a cached digest
 _SESSIONS = 32  # of one context, which are far more than an honest server opens
 
 
@@ -424,13 +424,12 @@ class RunRecord:
             raise _again()
         self.sums[name] = ordered
 
-    # -- figures about held-out rows are reported of enough rows, of one model a run, and seldom
+    # -- figures about held-out rows: only for enough rows, for one model a run, and seldom
     #
-    # What is counted of one row is its label, and the difference of two counts over nearly the same
-    # rows is that of the rows in which they differ. A model that somebody chooses for one person
-    # shows that person's label. So a run judges one model, once, and a set of rows is judged as
-    # often as the policy allows over all runs. Asked the same again a node repeats what it
-    # reported.
+    # A count of one row reveals its label, and the difference of two counts over nearly the same
+    # rows reveals the rows in which they differ. A model chosen for one person shows that person's
+    # label. So a run evaluates one model, once, and a set of rows is evaluated as often as the
+    # policy allows over all runs. A repeated request gets the earlier report.
 
     def check_model(self, key: str) -> None:
         """Refuse to evaluate a second model in a run, or the same one with other rows or bins."""
@@ -479,8 +478,8 @@ def evaluation_key(purpose: str, rows: bytes, model: Iterable[bytes]) -> str:
 
 # -- the last answer of a run: all that a node keeps of its sums, in case the reply is lost
 #
-# Who has answered the last request has erased its secrets and cannot answer anew. It may be asked
-# the same again, and sends the same bytes: the server learns nothing that it was not sent before.
+# After the last request a node has erased its secrets and cannot compute an answer again. A
+# repeated request gets the same bytes: the server learns nothing that it was not sent before.
 
 _SAID, _ARRAYS, _ASKED = "fedkern-last", "fedkern-last-arrays", "fedkern-last-asked"
 
@@ -513,32 +512,31 @@ def forget_answer(context: Context) -> None:
         context.state.pop(name, None)
 
 
-# -- the state of a run on the node's own disk: a node that is restarted goes on where it was
+# -- the state of a run on the node's own disk: a restarted node continues where it was
 #
 # Flower keeps a node's ``Context`` in the memory of its SuperNode, which a restart empties. So a
-# node of a deployment that has a ``state_dir`` writes its context to a file of the run before each
-# reply leaves, also a reply that is an error: what a message that failed has fixed stays fixed.
+# node of a deployment with a ``state_dir`` writes its context to a file of the run before each
+# reply is sent, even if the reply is an error: what a failed message has fixed stays fixed.
 #
 # Why no request is answered twice with other masks or other values, whenever the node is killed:
 #
-# * Before the file is written nothing has left the node. It has the state of the message before,
-#   and answers the request as if it came for the first time. What the ledger has entered
-#   meanwhile counts as it does for a run that is resumed: the same again is free, anything else
-#   is refused.
-# * After the file is written the request counts as answered, whether the reply left or not. A
-#   copy of it is refused by the number of its round, and the coordinator asks anew, with other
-#   masks. The last request of a run is the exception: its answer is kept and sent again, the same
-#   bytes.
-# * Where only the process that answers is killed, the SuperNode still has the state of the
-#   message before. It is older than the file, and the file is taken. Where the disk was full, the
-#   memory is newer, and stays.
+# * Before the file is written nothing has been sent. The node has the state of the message before,
+#   and answers the request as if it came for the first time. What the ledger has entered meanwhile
+#   counts as for a resumed run: the same again is free, anything else is refused.
+# * After the file is written the request counts as answered, whether the reply was sent or not. A
+#   copy of it is refused by the number of its round, and the coordinator sends a new request, with
+#   other masks. The last request of a run is the exception: its answer is kept and sent again, the
+#   same bytes.
+# * If only the answering process is killed, the SuperNode still has the state of the message
+#   before. It is older than the file, and the file is used. If the disk was full, the memory is
+#   newer, and is used.
 #
-# A state is taken by the same node, partition and run of Flower only, and by the same session. A
-# run that is resumed is another run of Flower: it begins with new keys. Nothing that a message says
-# decides which of two states is taken, or a server could choose the older one. Only the node's own
-# administrator can put an old file back.
+# A state is used by the same node, partition and run of Flower only, and by the same session. A
+# resumed run is another run of Flower: it starts with new keys. No content of a message decides
+# which of two states is used, or a server could choose the older one. Only the node's administrator
+# can restore an old file.
 
-_ENDS = (FinishRequest.phase, BreakRequest.phase)  # nothing is asked again after these
+_ENDS = (FinishRequest.phase, BreakRequest.phase)  # there are no requests after these
 _NUMBER = "fedkern-number"  # record of a context: how often it was written
 _HEAD = 8  # bytes of a number: a file begins with its run of Flower and that; the context follows
 

@@ -75,7 +75,7 @@ class ClientSums:
         self.ends = False
         #: Called with the name of a sum that has been checked.
         self.on_check: Callable[[str], None] = lambda name: None
-        #: Names all that the message asks, and what was settled before, for the noise of its sums.
+        #: Names the request and what was settled before, for the noise of its sums.
         self.question: Callable[[], str] = lambda: ""
 
     def take(self, sections: Iterable[Section]) -> None:

@@ -45,10 +45,10 @@ def errors(outputs: int) -> float:
     return math.sqrt(outputs * (4.0**2 + 2.0**2 + 2.0**2 + 1.0**2))
 
 
-# -- what releases cost: Renyi divergences, added up, turned into epsilon by ``dp-accounting``
+# -- what releases cost: Renyi divergences, added up and converted to epsilon by ``dp-accounting``
 #
-# The curve of a release is its Renyi divergence at :data:`ORDERS`. Curves of releases about the
-# same records add up, also where a later one depends on what earlier ones told; of disjoint records
+# The curve of a release is its Renyi divergence at the module's list of alphas. Curves of releases
+# about the same records add up, even if a later one depends on earlier results; of disjoint records
 # the larger one counts.
 #
 # References
@@ -58,7 +58,7 @@ def errors(outputs: int) -> float:
 
 Curve = NDArray[np.float64]
 
-#: Orders of the divergences: whole numbers, as the theorem asks.
+#: Alphas of the divergences: integers, as the theorem requires.
 ORDERS = np.array([*range(2, 65), *range(68, 129, 4), *range(144, 513, 16), 640, 768, 1024])
 
 _INSTALL = "pip install 'fedkern-flwr[privacy]'"

@@ -89,7 +89,7 @@ class Budget:
         return json.dumps(asdict(self))
 
     @classmethod
-    @lru_cache(maxsize=64)  # a node asks for every sum
+    @lru_cache(maxsize=64)  # a node reads it for every sum
     def read(cls, text: str) -> Budget | None:
         """Read the text of :meth:`write`; None for an empty one."""
         if not text:
@@ -234,7 +234,7 @@ def plan_release(
         Releases about the same unit that share the budget equally.
     """
     honest = budget.honest(least, name)
-    # e^epsilon + 1 times the total variation of all draws is taken from delta
+    # delta loses e^epsilon + 1 times the total variation of all samples
     drawn = float(length) * parties * times * TOTAL_VARIATION
     delta = budget.delta - (math.exp(min(budget.epsilon, 700.0)) + 1.0) * drawn
     if 2.0 * delta <= budget.delta:

@@ -47,7 +47,7 @@ LEAST_VARIANCE, MOST_VARIANCE = 1 << 16, 1 << 32
 _BEGIN = 1 << 190
 _TAIL = 100  # bits: a tail of a mass below 2^-100 is cut
 _HALF, _LOW = 1 << 63, (1 << 64) - 1
-_BLOCK = 1 << 17  # draws at once: their words stay in the processor's cache
+_BLOCK = 1 << 17  # samples at once: their words stay in the processor's cache
 
 
 def skellam(variance: int, size: int, key: bytes | None = None) -> Integers:
@@ -86,7 +86,7 @@ def reach(variance: int) -> int:
 def _draw(words: Words, upper: Words, lower: Words, stream: CipherContext) -> Integers:
     """Convert random words to samples: the lowest bit is the sign, the others select the size."""
     bits = words >> np.uint64(1)
-    found = np.searchsorted(upper, bits)  # thresholds whose upper half is smaller
+    found = np.searchsorted(upper, bits)  # thresholds with a smaller upper half
     ties = np.flatnonzero(upper[np.minimum(found, len(upper) - 1)] == bits)
     for place in ties:
         size, further = int(found[place]), _words(stream, 1)[0]

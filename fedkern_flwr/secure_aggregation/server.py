@@ -162,7 +162,7 @@ class SecureAggregation(Strategy):
         return result
 
 
-# -- the grid that a strategy runs against when single replies are nobody's to see
+# -- the grid for a strategy that must not see single replies
 
 Ask = Callable[[Grid, list[Message], float], list[Message]]
 

@@ -321,16 +321,16 @@ def check_threshold(parties: int, threshold: int) -> None:
 
 # -- which noise a party adds to a sum: the same to the same release, and to no other
 #
-# A sum that is repeated, because a party or a message was lost, must have the noise that it had:
-# else whoever sees both has the mean of two noises. And noise that has been added to one release
-# must never be added to another: their difference would have none.
+# A sum that is repeated, because a party or a message was lost, must have the same noise. Otherwise
+# an observer of both gets the mean of two noises. Noise of one release must never be added to
+# another: their difference would have none.
 #
-# So the key of the noise is a keyed digest of the question and of the very numbers that answer it,
-# under a secret of the run that was drawn from the operating system and is kept until the run is
-# over. The same answer to the same question has the same noise, byte for byte. Another question has
-# noise of its own and is another release, which is charged, also if the numbers are the same: else
-# a server would learn without noise whether they are. And so are other numbers, which would be told
-# by the difference of two sums with one noise. What the question was, a method says by
+# So the key of the noise is a keyed digest of the request and of the exact numbers that answer it.
+# The secret of the run comes from the operating system and is kept until the run is over. The same
+# answer to the same request has the same noise, byte for byte. Another request has its own noise
+# and is another release, which is charged, even if the numbers are the same: otherwise a server
+# would learn without noise whether they are. Other numbers get other noise too, because the
+# difference of two sums with one noise would reveal them. A method names its request by
 # :func:`asked`.
 
 
@@ -389,11 +389,11 @@ def value_mark(order: Order, told: bytes) -> str:
     return found.hexdigest()
 
 
-# -- votes: all parties that answer for a sum answer for the same survivors, or nobody does
+# -- votes: all parties that answer for a sum answer for the same survivors, or none answers
 #
-# A server that tells different parties different survivors collects what belongs to neither story:
-# shares of b_i from those for whom i lives, the seeds s_ij from those for whom i is dead. In runs
-# with pinned identities a party casts one vote per sum, its signature of ::
+# A server that sends different survivors to different parties collects shares of b_i from those to
+# which i is alive, and seeds s_ij from those to which i is dead. In runs with pinned identities a
+# party casts one vote per sum, its signature of ::
 #
 #     session, digest of the roster, cohort, number of the sum, set of survivors
 #
@@ -403,10 +403,9 @@ def value_mark(order: Order, told: bytes) -> str:
 # binds its sender. ``Recover`` is answered only for the set for which the party has answered an
 # ``Unmask``.
 #
-# **What it withstands.** N parties, of whom t must survive, k neighbours each, s shares open a seed
-# (s = t on the complete graph), c parties that collude with the server, whichever it likes. No
-# vector is opened, and a sum that is opened holds the vectors of at least s - c honest parties, if
-# ::
+# **What it withstands.** There are N parties, of which t must survive, with k neighbours each. s
+# shares open a seed (s = t on the complete graph). Any c parties collude with the server. No vector
+# is opened, and an opened sum has the vectors of at least s - c honest parties, if ::
 #
 #     c < min(2 t - N, s - 1)            (graph.fewest_colluders)
 #
@@ -415,28 +414,27 @@ def value_mark(order: Order, told: bytes) -> str:
 # if c < 2 t - N. Above 30 parties all answers thus belong to one certified set A.
 #
 # *The full set without a certificate.* On the complete graph some honest parties may answer for the
-# full set F beside those that voted for A: at most N - c - (t - c) = N - t. No dead party is in F,
-# so such answers reveal shares of self seeds only. For a party i that is not in A the server then
-# has N - t + c shares of b_i at most, fewer than t. For i in A neither story calls i dead.
+# full set F, while others voted for A: at most N - c - (t - c) = N - t. No dead party is in F, so
+# such answers reveal shares of self seeds only. For a party i that is not in A the server then has
+# at most N - t + c shares of b_i, fewer than t. For i in A neither set has i as dead.
 #
 # *Within A.* For i not in A, b_i stays closed: for the sparse graph only colluders' shares of it
-# are known, c < s. For i in A, b_i is opened, and so is s_ij where j is dead or colluding. But a
-# party refuses sets that leave it fewer than s - 1 living neighbours (:meth:`.Party.unmask`); of
-# these at least s - 1 - c are honest, and s_ij of two honest survivors is never revealed. So i's
-# vector is seen only in a sum with all honest survivors that are linked to it: 1 + s - 1 - c at
-# least.
+# are known, c < s. For i in A, b_i is opened, and so is s_ij if j is dead or colluding. But a party
+# refuses sets with fewer than s - 1 of its neighbours alive (:meth:`.Party.unmask`). At least s - 1
+# - c of these are honest, and s_ij of two honest survivors is never revealed. So i's vector is seen
+# only in a sum with all honest survivors that are linked to it: at least 1 + s - 1 - c.
 #
 # **At the bound** vectors are opened. Complete graph, backups on, c = 2 t - N: i and N - t - 1
-# others answer for F; the other N - t honest parties vote with the colluders for the set without i,
-# and reveal their seeds with it. Of b_i, N - t + c = t shares are known; the seeds that i has in
-# common with those who answered for F come from *their* backups, of which the N - t parties and the
-# colluders hold t shares. Without backups it takes more colluders, unless N - t = 1, where nobody
-# but i answers for F. Sparse graph, c = s - 1, all of them neighbours of i: the server calls the
-# other k - s + 1 neighbours dead, in one story for all. For a *random* set of colluders what counts
-# is 2 t - N in all and s - 1 in each neighbourhood; the odds are in ``docs/security.md``.
+# others answer for F. The other N - t honest parties vote with the colluders for the set without i,
+# and reveal their seeds with it. Of b_i, N - t + c = t shares are known. The seeds that i has in
+# common with those that answered for F come from *their* backups, of which the N - t parties and
+# the colluders have t shares. Without backups it takes more colluders, unless N - t = 1, where only
+# i answers for F. Sparse graph, c = s - 1, all of them neighbours of i: the server declares the
+# other k - s + 1 neighbours dead, to all parties. For a *random* set of colluders what counts is 2
+# t - N in all and s - 1 in each neighbourhood; the odds are in ``docs/security.md``.
 #
-# Without pinned identities there are no votes. All this then holds for a server that tells
-# everybody the same survivors, not for one that lies.
+# Without pinned identities there are no votes. All this then holds for a server that sends the same
+# survivors to all parties, not for one that lies.
 
 
 class Subject(NamedTuple):

@@ -563,7 +563,7 @@ class Party:
         add_streams(words, [(opened.pad, False)], cipher=self.state.cipher)
         return words
 
-    # -- what it refuses: orders, survivors, votes and deliveries that would show its values
+    # -- what it refuses: requests, survivors, votes and deliveries that would show its values
 
     def check_order(self, order: Order) -> tuple[Cohort, Encoding]:
         """Refuse an order that breaks a rule; return its cohort and encoding.

@@ -328,7 +328,7 @@ class RunningSum:
             self._seeds[partition, j] = seed
         self._answered.add(partition)
 
-    # -- third exchange, when survivors fell silent
+    # -- third exchange, if survivors dropped out
 
     @property
     def silent(self) -> tuple[int, ...]:

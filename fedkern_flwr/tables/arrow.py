@@ -153,7 +153,7 @@ class NpzArrays:
 
 # -- tables in CSV and Parquet files
 
-_MANY_IDS = 30  # rows whose whole numbers are all different by chance seldom
+_MANY_IDS = 30  # this many rows seldom have distinct integers by chance
 
 
 def read_columns(
@@ -329,7 +329,7 @@ def frame_columns(frame: Any) -> dict[str, Any]:
             table = frame
         elif hasattr(frame, "__arrow_c_stream__"):
             table = pa.RecordBatchReader.from_stream(frame).read_all()
-        elif hasattr(frame, "to_pandas"):  # a Dataset, whose own table has all of its rows
+        elif hasattr(frame, "to_pandas"):  # a filtered Dataset: its own table has all rows
             return frame_columns(frame.to_pandas())
         else:
             from pyarrow.interchange.from_dataframe import from_dataframe

@@ -498,14 +498,14 @@ def _as_plain(found: Any, negative: NDArray[np.bool_]) -> Any:
     return pc.if_else(minus, pc.binary_join_element_wise("-", numbers, ""), numbers)
 
 
-# -- columns whose cells are as everywhere
+# -- normalised columns
 
 #: Different labels of text among which there may be numbers.
 MOST_CLASSES = 20
-_MARKS = ("?", "#N/A", "<NA>", "n/a")  # beside those that say nothing but that a cell is missing
+_MARKS = ("?", "#N/A", "<NA>", "n/a")  # further marks of missing cells
 _DECIMAL_COMMA = r"(?i)^[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?$"
 _POINT = r"(?i)^[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?$"
-#: Numbers with a comma or a point, and those whose mark may be one of thousands.
+#: Numbers with a comma or a point, and those that may have a thousands mark.
 _FRACTIONS = (
     (",", _DECIMAL_COMMA, r"^[+-]?[1-9]\d{0,2},\d{3}$"),
     (".", _POINT, r"^[+-]?[1-9]\d{0,2}\.\d{3}$"),
@@ -666,7 +666,7 @@ def _with_commas(columns: Mapping[str, Any], source: str, sep: str) -> list[str]
             numbers, thousands = counts[mark]
             (unclear if numbers == thousands else clear)[mark].append(name)
     if sep == "," and not clear[","]:
-        unclear[","] = []  # numbers in quotes that may have marks of thousands tell nothing
+        unclear[","] = []  # quoted numbers with possible thousands marks decide nothing
     if (unclear[","] and (clear["."] or unclear["."])) or (clear[","] and unclear["."]):
         raise _mixed(source)
     return clear[","] + unclear[","]

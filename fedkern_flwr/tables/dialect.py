@@ -21,7 +21,7 @@ Decimal = Literal[".", ","]
 #: Options that say how a file is written, on the command line, of nodes and of saved models.
 DIALECT = ("sep", "decimal", "na", "dates", "header", "class_of")
 
-_SAMPLE = 1 << 18  # characters of which the separator is told
+_SAMPLE = 1 << 18  # characters from which the delimiter is detected
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how a file in UTF-16 begins
 _LATIN = "cp1252"  # what text files without Unicode are in most often
 

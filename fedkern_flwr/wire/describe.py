@@ -24,7 +24,7 @@ from .message import PROTOCOL_VERSION, Message, Scalar
 
 logger = logging.getLogger("fedkern_flwr")
 
-#: The earliest release whose apps run on this one: raised when a name goes that apps import.
+#: Earliest release with apps that run on this one. Raise it if a name that apps import is removed.
 OLDEST_APP = "0.2"
 
 _KEY = "release"

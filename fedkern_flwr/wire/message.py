@@ -343,12 +343,12 @@ def content_digest(scalars: Mapping[str, Any], arrays: Iterable[NDArray[Any]]) -
     return found.hexdigest()
 
 
-# -- sections: further phase messages that travel within the message of a phase
+# -- sections: further phase messages within the message of a phase
 #
-# A secure sum needs no exchange of its own where its messages can ride on those of the method. The
-# arrays of the sections follow those of the message; one scalar of the message is a JSON list of
-# the sections' phases, numbers of arrays and scalars, but for bytes, which stand beside it under
-# the number of their section.
+# A secure sum needs no exchange of its own if its messages can be part of the method's. The arrays
+# of the sections follow those of the message. One scalar of the message is a JSON list of the
+# sections' phases, numbers of arrays and scalars. Bytes are separate scalars, named by the number
+# of their section.
 
 Read = TypeVar("Read", bound=PhaseMessage)
 
