@@ -36,8 +36,6 @@ class SumSpec:
 
     Attributes
     ----------
-    name : str
-        Name of the sum.
     encoding : Encoding
         Ring, kind of numbers and public bound.
     length : int, optional
@@ -51,8 +49,7 @@ class SumSpec:
         Whether all sums of the run are over the same cohort.
     wider : bool (default: False)
         Whether the bound may exceed the node's, because it depends on other parties' ranges too.
-        The sum is then coarser. This reveals nothing, because secure sums ensure that all parties
-        get the same bound, and that it does not change.
+        This reveals nothing, because all parties get the same bound, and it does not change.
     rings : tuple of int
         Other allowed sizes of the ring.
     release : Release, optional
@@ -69,8 +66,7 @@ class SumSpec:
     cohort : int (default: 0)
         At the server: number of the cohort.
     bound : bool (default: False)
-        At the server: whether only parties with the same request can contribute, see
-        :func:`fedkern_flwr.wire.sums.bind`.
+        At the server: whether only parties with the same request can contribute.
     unfit : callable, optional
         At the server: contributors -> why the sum must not be opened, or "".
     label : str

@@ -357,11 +357,6 @@ class _Exchanges:
 
         The reply waits for the client's state too. Otherwise the next message would get the earlier
         state, and could have the same request answered differently.
-
-        Raises
-        ------
-        RunNotRunningException
-            The run has been stopped.
         """
         own, found, asked = self._message.metadata, None, self._clock.monotonic()
         while True:
@@ -417,11 +412,10 @@ def mend_supernode(loop: Any, describe: Callable[[str, str], str], words: int = 
     """Make a SuperNode poll often, and complete each message before the next.
 
     It polls every 0.5 s while messages arrive, and every 3 s when idle; Flower has no option for
-    this. Tested with flwr 1.42.0 on real servers, and with 1.41.0 in one process. If Flower's code
-    is not as expected, the SuperNode is unchanged, with a warning. ``loop`` is the module
-    ``flwr.supernode.start_client_internal``; ``describe`` maps (problem, code) to an error text for
-    the server. The file descriptor ``words`` has lines of a task, a space and such a text, for each
-    process that ended.
+    this. Tested with flwr 1.41.0 and 1.42.0. If Flower's code is not as expected, the SuperNode is
+    unchanged, with a warning. ``describe`` maps (problem, code) to an error text for the server.
+    The file descriptor ``words`` has lines of a task, a space and such a text, for each process
+    that ended.
     """
     missing = [name for name, parameters in _USED.items() if not _has(loop, name, parameters)]
     if missing:
@@ -465,12 +459,7 @@ def answer_task(address: str, token: str, parent: int) -> None:
 class TaskQueue:
     """Get the tasks of a SuperNode, as Flower's SuperExec does.
 
-    Parameters
-    ----------
-    address : str
-        Address of the SuperNode's runtime API.
-    secret : bytes
-        The SuperNode's ``--superexec-auth-secret-file``.
+    ``secret`` is the SuperNode's ``--superexec-auth-secret-file``.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:

@@ -56,18 +56,7 @@ _MOST_RUNS = 32  # runs with frozen tables that are kept
 class NodeFiles:
     """Files of a node's table, from its configuration.
 
-    Attributes
-    ----------
-    data : Path
-        Training rows.
-    test_data : Path or None
-        Held-out rows.
-    id_column : str or None
-        Column of ids in both.
-    dialect : Dialect
-        Format of CSV files.
-    alignment_key : Path or None
-        Common secret of the parties, by which all hold out the same ids.
+    By the ``alignment_key``, a common secret of the parties, all hold out the same ids.
     """
 
     data: Path
@@ -350,18 +339,8 @@ class FrozenFiles:
 class _Files:
     """The current files of a node.
 
-    Attributes
-    ----------
-    tables : list of RawTable or None
-        ``data`` and ``test-data``.
-    names : list of str
-        Names of the files.
-    rows : Rows
-        Rows that may be in a block.
-    kept : ndarray of int
-        Their places among all rows of both files.
-    lacking, without_stratum : int
-        Rows that wait for a label or a stratum, and those that wait for a stratum.
+    ``rows`` are those that may be in a block, ``kept`` their places among all rows of both files.
+    ``lacking`` rows wait for a label or a stratum, ``without_stratum`` of them for a stratum.
     """
 
     def __init__(self, files: NodeFiles, policy: NodePolicy) -> None:

@@ -69,18 +69,7 @@ _OWN = re.compile(rf"{_SAID}|RefusedError: (the app .+)")
 class Nodes:
     """The nodes of one run: descriptions, failures, and sums over them.
 
-    Parameters
-    ----------
-    method : str
-        Name of the method.
-    min_clients : int (default: 1)
-        Stop, with a checkpoint, if fewer clients answer a round.
-    max_missed : int (default: 10)
-        Exclude a client that misses this many rounds in a row.
-    node_timeout : float (default: 120.0)
-        Seconds to wait for nodes at the start, and for an absent one later.
-    min_cohort : int (default: 2)
-        Secure sums: least number of clients in a sum, whatever the threshold.
+    The parameters are those of :class:`~fedkern_flwr.method.Method`.
 
     Attributes
     ----------
@@ -100,8 +89,6 @@ class Nodes:
         Name of a sum -> partitions over which it was opened last.
     spoilers : set of int
         Partitions with wrong masks in the last sum that could not be opened.
-    watch : Watch or None
-        In deployments: monitors waiting.
     listener : callable or None
         Called with (node, reply) on arrival, before sections of secure sums are removed. A
         FedKernError that it raises makes the reply invalid.

@@ -262,8 +262,6 @@ class Removed:
 
     Attributes
     ----------
-    code : str
-        Code of the error.
     instead : str
         What a user does now, without a full stop.
     defaults : tuple

@@ -47,10 +47,6 @@ class RunFacts:
         Run configuration. Its digest is in the nodes' ledgers too.
     config : dict
         The same with None for possible paths or secrets.
-    strategy : object
-        The strategy, once known.
-    began : str
-        Start time.
     """
 
     flower: Any = None

@@ -114,16 +114,8 @@ class RunRules:
 class _Question:
     """State of a request, over all its attempts.
 
-    Attributes
-    ----------
-    attempt : int
-        Number of earlier attempts.
-    same : bool
-        Whether it is repeated unchanged, with the same sums.
-    idle : set of int
-        Nodes that only need to know that the run is over, and have not answered.
-    failures : dict
-        Node id -> why it did not answer the last time.
+    ``same`` is whether it is repeated unchanged, with the same sums. ``idle`` are nodes that only
+    need to know that the run is over, and have not answered.
     """
 
     attempt: int = 0

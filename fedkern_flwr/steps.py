@@ -180,15 +180,14 @@ class Ask:
     sizes : mapping
         Required sizes of named dimensions of the replies.
     number : int, optional
-        Number of the exchange, and of the one that opens its sums. Default: the next ones.
+        Number of the exchange. Default: the next one.
     remedy : str
         Remedy if too few answer. Default: start again or resume.
     last : bool (default: False)
         Whether the clients erase the run as they answer, see :func:`~fedkern_flwr.method.answers`.
     ends : bool (default: False)
-        For ``each``: whether the run ends with it. All nodes erase its sums in this exchange. A
-        node without an answer gets the same request again, and sends the same bytes. So its sums
-        must lack self masks, which is checked, and lost values cannot be made again.
+        For ``each``: whether the run ends with it. All nodes erase its sums in this exchange; a
+        repeated request gets the same bytes. So its sums must lack self masks.
     """
 
     what: str | PhaseMessage | Mapping[int, PhaseMessage]

@@ -227,11 +227,6 @@ def exchange(
         In deployments: wait for absent nodes, repeat requests to nodes that do not answer.
     awaits : bool (default: True)
         Whether to wait for absent nodes, except idle ones.
-
-    Raises
-    ------
-    EngineError
-        A Ray actor died.
     """
     started = time.monotonic()
     nodes = [message.metadata.dst_node_id for message in messages]

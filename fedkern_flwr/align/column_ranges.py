@@ -385,16 +385,8 @@ class Coarse:
 class Block:
     """Public facts of the columns of a block, which decide its sums.
 
-    Attributes
-    ----------
-    kinds : str
-        A letter for each encoded column; empty for none.
-    columns : int
-        Columns with means: all but categories, plus summed labels.
-    rows, holders : int
-        Rows of all holders, and number of holders.
-    bound : float
-        B, bound of all values.
+    ``kinds`` has a letter for each encoded column. ``columns`` are those with means: all but
+    categories, plus summed labels. ``bound`` is that of all values.
     """
 
     kinds: str
@@ -545,21 +537,8 @@ def _category(name: str, counts: Floats, rows: int, how: Categories) -> Category
 class OwnColumns:
     """The columns of a holder.
 
-    Parameters
-    ----------
-    table : Table
-        Its rows, with NaN for missing values.
-    secret : bytes
-        Secret of the holders, unknown to the server.
-
-    Attributes
-    ----------
-    kinds : str
-        A letter for each column.
-    keys : dict
-        Column of categories -> its key.
-    x : ndarray of float64, shape (n, d)
-        The cells; of categories the buckets, which do not depend on other rows.
+    ``secret`` is that of the holders, unknown to the server. ``x`` are the cells, shape (n, d); of
+    categories the buckets, which do not depend on other rows.
     """
 
     def __init__(self, table: Table, secret: bytes) -> None:

@@ -60,7 +60,7 @@ class Sum:
     numbers : float
         Numbers that are opened; for counts see :func:`counts`.
     row : float
-        Unknowns of a row in the columns used, see :func:`~.counting.unknowns_of_row`.
+        Unknowns of a row in the columns used.
     others : int
         Rows of other parties in the sum that the server does not know.
     width : int
@@ -68,8 +68,7 @@ class Sum:
     done : bool
         Whether it was opened over these parties, and not only requested.
     function : bytes
-        Digest of the summed function of a row; empty if it differs in each run. A sum with fewer
-        numbers has a part of those of a sum with more.
+        Digest of the summed function of a row; empty if it differs in each run.
     """
 
     run: int

@@ -120,8 +120,8 @@ def hidden_beside(
     One party colludes: either one with further columns of the same rows, or one with rows in the
     sum. So a row counts without the widest of the further columns, and the other parties' rows are
     limited so that the product holds in the second case too. ``row`` is the number of unknowns of a
-    row in the party's columns. ``beside`` maps parties to the unknowns of a row in their further
-    columns; parties with rows in the sum do not count. For the rest see :func:`hidden_rows`.
+    row in the party's columns, ``beside`` that in the further columns of other parties. See also
+    :func:`hidden_rows`.
     """
     sets = [hidden_rows(rows, survivors, own=own, receiver=receiver, colluders=c) for c in (1, 0)]
     columns = [unknowns for party, unknowns in beside.items() if party not in rows]

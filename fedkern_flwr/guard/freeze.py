@@ -132,16 +132,14 @@ class Freeze:
     Attributes
     ----------
     key : bytes
-        32 bytes, drawn by the node or from a simulation's seed. Nodes with a common alignment key
-        use that if they hold out a fifth, so that rows with equal ids are held out together.
+        32 bytes, random or from a simulation's seed. Nodes that hold out a fifth use a common
+        alignment key, if any, so that rows with equal ids are held out together.
     least : int
         Least rows of a block: ``min_own_rows`` of the policy.
     names, values, bare : ndarray of uint64, shape (rows ever frozen,)
         See :class:`Identity`.
     block : ndarray of int32, shape (rows ever frozen,)
         The leaf of each row.
-    blocks : ndarray of BLOCK
-        All blocks.
     past : ndarray of PAST
         Earlier contents of edited rows: digest of name and content, and the version.
     generation : int
@@ -177,17 +175,9 @@ class Freeze:
         lacking: int = 0,
         ledger: str = "",
     ) -> tuple[Self, Change]:
-        """Assign the rows of a table to blocks.
+        """Assign the rows of a table to blocks of at least ``least`` rows.
 
-        - ``rows``: The table.
-        - ``least``: Least rows of a block.
-        - ``key``: Key of the hashes. Default: random.
-        - ``lacking`` (default: 0): Further rows, which lack a stratum and wait.
-
-        Raises
-        ------
-        OptionError
-            More than 5 % of the rows would wait because of the strata.
+        ``lacking`` further rows lack a stratum and wait. OptionError if more than 5 % would wait.
         """
         made = cls(secrets.token_bytes(32) if key is None else key, max(1, least), ledger=ledger)
         change = made.update(rows, needed=0)
@@ -273,14 +263,9 @@ class Freeze:
     def update(self, rows: Rows, *, needed: int, force: bool = False) -> Change:
         """Apply the changes of the table that form whole blocks.
 
-        Parameters
-        ----------
-        rows : Rows
-            The current table.
-        needed : int
-            Training rows that must change together, see :func:`~fedkern_flwr.guard.cells.lot_rows`.
-        force : bool (default: False)
-            Whether to apply all changes now, whatever they expose. Only the owner may request this.
+        ``needed`` training rows must change together, see
+        :func:`~fedkern_flwr.guard.cells.lot_rows`. With ``force``, which only the owner may
+        request, all changes are applied now, whatever they expose.
         """
         lot = _Lot(self, rows, 1 if force else self.least)
         if lot.learned < needed and not force:

@@ -57,16 +57,13 @@ class Opening:
         Number of columns, if products of columns are summed.
     values : bytes
         Digest of the node's values.
-    function : bytes
-        Identifies the summed function of a row across runs; empty if this node cannot.
-    how : str
-        Public parameters with which a server requests this function again.
+    function, how
+        Identify the summed function of a row across runs (empty if unknown), and the public
+        parameters with which a server requests it again.
     share : float
         For a run that counts by itself: numbers opened per unknown, at most.
-    done : bool
-        Whether this entry opens the sum; otherwise :meth:`Opened.open_again` enters the parties.
-    again : bool
-        Whether an earlier sum is opened, perhaps over fewer parties.
+    done, again : bool
+        Whether this entry opens the sum, and whether it opens an earlier one.
     parts : int
         Least rows of a part that may be separated, if more than ``min_own_rows``.
     """
@@ -92,14 +89,8 @@ class Opening:
 class Left(NamedTuple):
     """What a run may plan with.
 
-    Attributes
-    ----------
-    share : float
-        Share of the unknowns of the rows; 1 if nothing is counted.
-    again : float
-        Numbers available if an earlier run's function is summed again.
-    how : str
-        Parameters of that function.
+    ``share`` is that of the unknowns of the rows, 1 if nothing is counted. ``again`` is the number
+    of numbers if an earlier run's function is summed again, with the parameters ``how``.
     """
 
     share: float = 1.0
@@ -110,16 +101,7 @@ class Left(NamedTuple):
 class Opened:
     """Compare sums with what was opened about a node's blocks.
 
-    Parameters
-    ----------
-    db : Entries
-        The ledger, in a transaction.
-    run : int
-        Number of the current run.
-    freeze : Freeze
-        The node's freeze; changed in place if a sum splits blocks.
-    rules : Rules
-        The rules to apply.
+    ``freeze`` is changed in place if a sum splits blocks.
     """
 
     def __init__(self, db: Entries, run: int, freeze: Freeze, rules: Rules) -> None:
@@ -386,16 +368,8 @@ _BEFORE = "before"  # of a party: all releases about earlier rows
 class Charge:
     """A release with noise.
 
-    Attributes
-    ----------
-    key : bytes
-        Key of the noise. A repeated release with the same noise is charged once.
-    release : Release
-        What it costs.
-    held_out : bool
-        Whether it is about held-out rows; otherwise about training rows.
-    rows : (int, int) or None
-        First row, and the one after the last. Default: all.
+    A repeated release with the same noise (``key``) is charged once. ``rows`` are the first row,
+    and the one after the last; None for all.
     """
 
     key: bytes
@@ -417,8 +391,7 @@ def charge(
     Releases of different runs add up, whichever rows they are about: the same patient may have
     another id, order or scale in the next run. Two releases do not add up only if no row can be in
     both: other rows of the same run, other places of one stream, or other ids declared permanent.
-    Releases about a whole party always add up. ``taken`` are the rows of a stream's current
-    message.
+    Releases about a whole party always add up.
     """
     partition, key = db.partition, db.key
     for one in charges:

@@ -28,15 +28,8 @@ Places = NDArray[np.int64]
 class OwnRows:
     """The rows of a client, as it sums them: scaled and encoded.
 
-    Attributes
-    ----------
-    parts : sequence of tuples of arrays
-        Consecutive blocks of rows. The arrays of a block hold features, labels, ..., one entry a
-        row.
-    ids : sequence, optional
-        Names of all rows.
-    learned : int
-        Number of training rows, which come first; the others are held out.
+    ``parts`` are consecutive blocks of rows. The arrays of a block hold features, labels, ..., one
+    entry a row. The first ``learned`` rows are training rows; the others are held out.
     """
 
     parts: Sequence[tuple[Column, ...]] = ()
@@ -93,14 +86,8 @@ class OwnRows:
 class Streamed:
     """Rows of a stream that are about to take part.
 
-    Attributes
-    ----------
-    rows : OwnRows
-        The rows.
-    place : str
-        Where the stream continues after them, in the client's format.
-    anew : bool
-        Whether a new file starts with them.
+    ``place`` is where the stream continues after them, in the client's format; ``anew`` is whether
+    a new file starts with them.
     """
 
     rows: OwnRows

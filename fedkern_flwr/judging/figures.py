@@ -235,13 +235,9 @@ def fit_sigmoid(scores: Floats, negatives: Floats, positives: Floats) -> tuple[f
     """Return slope a and offset b of Platt's probabilities, 1 / (1 + exp(-(a f + b))).
 
     Newton's method maximises the likelihood of labels smoothed by Platt's priors, (N+ + 1) / (N+ +
-    2) and 1 / (N- + 2). If a class is missing the slope is 0. The arguments give score and rows of
-    each bin, shape (bins,).
-
-    References
-    ----------
-    Platt, "Probabilistic Outputs for Support Vector Machines", 1999; Lin, Lin and Weng, "A Note on
-    Platt's Probabilistic Outputs for Support Vector Machines", Machine Learning 2007.
+    2) and 1 / (N- + 2). If a class is missing the slope is 0. See Platt, "Probabilistic Outputs for
+    Support Vector Machines", 1999; Lin, Lin and Weng, "A Note on Platt's Probabilistic Outputs",
+    2007.
     """
     n, p = float(negatives.sum()), float(positives.sum())
     rows = negatives + positives
@@ -272,11 +268,8 @@ def conformal_place(counts: Floats, level: float) -> int:
     """Return the bin with an upper edge that new values do not exceed, with probability ``level``.
 
     It has the value of rank ceil((n + 1) level) of the n counted ones. With too few values it is
-    the last bin, which is open. ``counts`` are the values in each bin, ascending, shape (bins,).
-
-    References
-    ----------
-    Vovk, Gammerman and Shafer, *Algorithmic Learning in a Random World*, 2005.
+    the last bin, which is open (Vovk, Gammerman and Shafer, *Algorithmic Learning in a Random
+    World*, 2005).
     """
     # (n + 1) level is a whole number in exact arithmetic more often than in floats
     rank = math.ceil(round((counts.sum() + 1.0) * level, 9))

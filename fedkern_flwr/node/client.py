@@ -129,14 +129,10 @@ class Client(GuardedNode, NumPyClient):
         Whether this is a node of a simulation.
     sums : ClientSums or None
         The secure sums of the current request; None outside secure runs.
-    partners : collection of int
-        Parties without common masks that may get sealed messages.
     restored : bool
-        Whether the state of the round to resume from was found, for ``describe``.
+        Whether the state of the round to resume from was found.
     kept : KeptState
         What the client remembers between messages, of ``state_class``.
-    answered, opened : int
-        In an interrupted secure run: the last round answered, and the last with an opened sum.
     """
 
     role: str = "client"

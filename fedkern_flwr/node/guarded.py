@@ -425,7 +425,6 @@ class GuardedNode:
     ) -> NDArray[np.float64]:
         """Return figures about held-out rows that may be sent: these, or zeros.
 
-        - ``purpose``: Name of the evaluation.
         - ``total``: Name of the sum that they go into, if any.
         - ``alone``: Whether a single party may report figures of its rows.
         - ``users``: Whether ``rows`` are training rows, such as users.
@@ -436,7 +435,7 @@ class GuardedNode:
         Raises
         ------
         RefusedError
-            Figures of these rows were reported too often, or the model is not the one of this run.
+            These rows were evaluated too often, or the model is not the one of this run.
         """
         if not trained:
             raise refusal(

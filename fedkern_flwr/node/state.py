@@ -113,14 +113,8 @@ class _Kept(dict[str, Any]):
 class KeptState:
     """What the client of a method remembers of a run; never sent.
 
-    Attributes
-    ----------
-    settings : dict
-        Scalars: what the server requested, and the client's progress.
-    seed : bytes
-        A secret of the party.
-    arrays : dict
-        Arrays that the method keeps.
+    ``settings`` are scalars: requests of the server, and the client's progress. ``seed`` is a
+    secret of the party. ``arrays`` are those of the method.
     """
 
     #: Settings that record the progress of the party.
@@ -141,10 +135,7 @@ class KeptState:
     def pin(self, name: str, value: Any) -> bool:
         """Fix a setting for the rest of the run, even if the current message fails.
 
-        Returns
-        -------
-        bool
-            Whether the setting has this value: the first value stays.
+        Returns whether the setting has this value: the first value stays.
         """
         self._pins.add(name)
         return bool(self.settings.setdefault(name, value) == value)
@@ -172,10 +163,9 @@ class KeptState:
         return type(self)(settings, self.seed, arrays)
 
     def pack(self) -> bytes:
-        """Return the state as bytes; empty for an empty one.
+        """Return the state as bytes: a line of JSON, then the arrays; b"" for an empty state.
 
-        A line of JSON is followed by the bytes of the arrays. In a deployment this happens for each
-        message, and an archive would take most of the time.
+        An archive would take most of the time of a message.
         """
         if not (self.settings or self.seed or self.arrays):
             return b""
@@ -212,12 +202,8 @@ class KeptState:
 class SessionState:
     """The private state of a node within a run, in ``Context.state``; never sent.
 
-    Attributes
-    ----------
-    round : int
-        Last round done.
-    kept : bytes or object
-        What the method keeps: packed, or an object with ``pack()`` and ``twin()``.
+    ``round`` is the last round done. ``kept`` belongs to the method: packed, or an object with
+    ``pack()`` and ``twin()``.
     """
 
     session: str = ""
@@ -264,18 +250,15 @@ class RunRecord:
     ----------
     nonce : str
         Random; a request that resumes the run must know it.
-    begun : bool
-        Whether anything after the opening was answered.
     secure : bool
         Whether the run uses secure sums; then nothing is answered without them.
     told : dict
         Evaluation (:func:`evaluation_key`) -> reported figures; erased when the run is over.
     judged : dict
         Name of an evaluation -> the one of this run.
-    sums : dict
-        Name of a sum -> the opened one: [cohort, number, round, digest of its request].
-    ordered : dict
-        Name of a sum -> the last one contributed to, in the same form.
+    sums, ordered : dict
+        Name of a sum -> the opened one, and the last one contributed to: [cohort, number, round,
+        digest of its request].
     helped : bool
         Whether this node has contributed to a model, which it may then evaluate.
     pinned : dict
@@ -286,8 +269,6 @@ class RunRecord:
         Partition, as text -> unknowns of a row in its further columns of all training rows.
     windows : str
         Digest of its contributions to windows of a stream or table.
-    privacy : str
-        Privacy budget with which the run was opened; "" without noise.
     spent : dict
         Releases with noise, see :func:`~fedkern_flwr.guard.opened.spend`.
     """
@@ -356,13 +337,8 @@ class RunRecord:
     def pin(self, options: Mapping[str, Any]) -> bool:
         """Fix public options for the rest of the run; return whether any is new.
 
-        Empty texts and arrays are ignored.
-
-        Raises
-        ------
-        RefusedError
-            An option has changed: each further way to sum the same rows reveals more about single
-            rows.
+        Empty texts and arrays are ignored. A changed option is refused: each further way to sum the
+        same rows reveals more about single rows.
         """
         known = len(self.pinned)
         for name, value in options.items():
@@ -439,12 +415,8 @@ class RunRecord:
     def tell(self, key: str, values: list[float], most: int) -> list[float]:
         """Enter an evaluation; return the figures to report: the earlier ones, if it is repeated.
 
-        When a run is over its figures are erased, but still count; they are then computed again.
-
-        Raises
-        ------
-        RefusedError
-            These rows were evaluated ``most`` times.
+        When a run is over its figures are erased, but still count. RefusedError after ``most``
+        evaluations of the same rows.
         """
         if key in self.told:
             return self.told[key] or values
@@ -543,17 +515,7 @@ _HEAD = 8  # bytes of a number: a file begins with its run of Flower and that; t
 
 @contextmanager
 def on_disk(context: Context, file: Path | None, config: Mapping[str, Scalar]) -> Iterator[None]:
-    """Answer a message with the state on disk, and save the new state.
-
-    Parameters
-    ----------
-    context : Context
-        The node's context.
-    file : Path or None
-        File of the run's state; None for no file.
-    config : mapping
-        Scalars of the message.
-    """
+    """Answer a message with the state in ``file`` (None for no file), and save the new state."""
     if file is None:
         yield
         return

@@ -38,16 +38,12 @@ class ClientSums:
 
     Attributes
     ----------
-    specs : dict
-        Name -> checked specification of a sum.
-    orders : dict
-        Name -> requested sum that awaits this client's vector.
+    specs, orders : dict
+        Name -> checked specification of a sum, and the request that awaits this client's vector.
     delivered : dict
         Name -> total of a sum that this client receives, shape (length,).
-    opened : dict
-        Name -> (cohort, number) of a sum that this request unmasks.
-    survivors : dict
-        Name -> declared survivors of such a sum.
+    opened, survivors : dict
+        Name -> (cohort, number) of a sum that this request unmasks, and its declared survivors.
     values : dict
         Name -> digest of the request and this node's values.
     functions : dict

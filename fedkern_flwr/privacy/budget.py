@@ -218,20 +218,10 @@ def plan_release(
     substitution: so sqrt(``length``) units are added to the sensitivity. Integers moved by S2 in
     Euclidean length move by at most S1 = min(sqrt(length) S2, S2^2) in absolute length.
 
-    Parameters
-    ----------
-    name : str
-        Name of the sum.
-    budget : Budget
-        What it may cost.
-    sensitivity : float
-        Euclidean distance by which a unit moves the sum.
-    length : int
-        Length of the sum.
-    parties, least : int
-        N, parties of the sum; t, fewest parties over which it can be opened.
-    times : int (default: 1)
-        Releases about the same unit that share the budget equally.
+    - ``sensitivity``: Euclidean distance by which a unit moves the sum.
+    - ``length``: Length of the sum.
+    - ``parties``, ``least``: N, parties of the sum; t, fewest parties over which it can be opened.
+    - ``times`` (default: 1): Releases about the same unit that share the budget equally.
     """
     honest = budget.honest(least, name)
     # delta loses e^epsilon + 1 times the total variation of all samples

@@ -139,9 +139,8 @@ def unpack(
 ) -> tuple[ArrayRecord, MetricRecord]:
     """Return the means of arrays and metrics, with the total weight among the metrics.
 
-    Arrays keep the precision of the sent ones, but integers become float64, as in Flower's
-    averages. ``total`` is the sum of vectors, shape (vector_length(arrays),), with a positive
-    weight. ``arrays`` were sent to the apps; for ``layout`` see :func:`read_layout`.
+    Arrays keep the precision of the sent ones (``arrays``), but integers become float64, as in
+    Flower's averages. ``total`` is the sum of vectors, with a positive weight.
     """
     means = total[1:] / total[0]
     values: dict[str, Any] = {weight: float(total[0])}

@@ -69,11 +69,6 @@ def secure_aggregation_mod(
     **common
         ``state_dir``, ``identity_key``, ``trusted_keys``, ``policy``: see
         :class:`~fedkern_flwr.clients.Client`.
-
-    Raises
-    ------
-    OptionError
-        ``bound``, ``clip`` or ``noise_multiplier`` is not valid.
     """
     averages.check_bound(bound)
     clipped = Clip.of(clip, noise_multiplier)

@@ -235,14 +235,13 @@ class Party:
     identity : Ed25519PrivateKey, optional
         Signs the party's key of the run.
     trusted : dict, optional
-        Partition -> pinned identity key. With it, all other parties must have signed their keys,
-        and voted for the survivors where needed; needs ``identity``.
+        Partition -> pinned identity key. With it, all others must have signed their keys, and voted
+        for the survivors where needed; needs ``identity``.
     allow_single : bool (default: False)
-        Whether the other one of two parties may open their sum: it learns this party's values.
-    pair_secrets : bool (default: False)
-        Whether to derive a secret with every neighbour for the method.
-    partners : collection of int (default: ())
-        Further parties with which to derive such a secret.
+        Whether the other one of two parties may open their sum, and so learn this party's values.
+    pair_secrets, partners
+        Whether to derive a secret with every neighbour for the method, and further parties for
+        this.
     whole_cohorts : bool (default: False)
         Whether to refuse sums with self masks: a method that repeats the same values must not have
         them opened over different survivors.
@@ -250,8 +249,8 @@ class Party:
         Whether to share backups of this party's seeds, and to recover those of others. Without it a
         sum that needs them is aborted.
     same_parties : bool (default: False)
-        Whether the same values, under one name, are opened over the same survivors only. For the
-        same noise this always holds.
+        Whether the same values, under one name, are opened over the same survivors only, as the
+        same noise always is.
     """
 
     def __init__(
@@ -454,9 +453,9 @@ class Party:
         Raises
         ------
         SumError
-            The sets of survivors and dropped parties overlap or have gaps; this party has answered
-            for another set; there are too few survivors or votes; this party or the receiver is
-            missing; or a relayed share was changed.
+            The sets of survivors and dropped parties are inconsistent or not those answered before,
+            there are too few survivors or votes, this party or the receiver is missing, or a share
+            was changed.
         """
         opened, cohort = self.opened(request)
         living = self.check_survivors(opened, request.alive)

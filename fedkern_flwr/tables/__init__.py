@@ -72,14 +72,14 @@ def load_table(
     Text files may be compressed (``.csv.gz``), and are in UTF-8, UTF-16 or, failing these, Latin-1.
 
     An NPZ file has the arrays ``X`` (n, d) and ``y`` (n,), and may have ``site`` (n,), ``X_test``,
-    ``y_test`` and ``feature_names``; others are ignored. Pickled objects are refused. In other
-    files every column that is not label, id or site is a feature.
+    ``y_test`` and ``feature_names``. Pickled objects are refused. In other files every column that
+    is not label, id or site is a feature.
 
     Parameters
     ----------
     data : str, Path or data frame
         A ``.npz``, ``.csv``, ``.tsv``, ``.parquet`` or ``.feather`` file; or a data frame of
-        pandas, polars or pyarrow, or a ``datasets.Dataset``, read as a Parquet file.
+        pandas, polars or pyarrow, or a ``datasets.Dataset``.
     label : str or None (default: None)
         Label column; required unless ``target`` is given. A text label is encoded as 0..k-1 in
         sorted order of the classes in this file. NPZ: another array to use as y, or the column of a
@@ -97,18 +97,18 @@ def load_table(
         All classes of a text label, encoded as the position in this list. Use the same list for
         every file. Not for NPZ.
     bare : bool (default: False)
-        Allow a table without features, such as one of ids and labels.
+        Allow a table without features.
     kinds : mapping or None (default: None)
         Kinds of some columns, such as the ``kinds`` of an :class:`~fedkern_flwr.encoding.Encoder`;
-        those of other columns are detected. None refuses text and dates.
+        others are detected. None refuses text and dates.
     needed : collection of str or None (default: None)
-        The only columns that are features; others may contain anything. Not for NPZ.
+        The only columns that are features. Not for NPZ.
     sep : str or None (default: None)
         CSV: delimiter, a character or ``"tab"``. Default: comma, semicolon, tab or bar, detected; a
         tab for ``.tsv``.
     decimal : {".", ","} or None (default: None)
-        Decimal mark of numbers in text. Default: detected for CSV, otherwise a point. With commas
-        between columns, numbers with a decimal comma must be quoted.
+        Decimal mark of numbers in text. Default: detected for CSV, otherwise a point. Numbers with
+        a decimal comma must be quoted if commas separate the columns.
     na : str or sequence of str (default: ())
         Further marks of missing cells, separated by commas. Always: an empty cell, ``NA``, ``N/A``,
         ``NaN``, ``null``, ``None``, ``?``, and ``-`` among numbers, dates or booleans.

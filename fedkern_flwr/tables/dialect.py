@@ -30,20 +30,7 @@ _LATIN = "cp1252"  # what text files without Unicode are in most often
 class Dialect:
     """The format of a file; None for detected.
 
-    Attributes
-    ----------
-    sep : str or None
-        Delimiter of columns.
-    decimal : {".", ","} or None
-        Decimal mark.
-    na : tuple of str
-        Further marks of missing cells.
-    dates : {"day-first", "month-first", "iso"} or None
-        Order of dates such as 03/04/2024.
-    header : bool or None
-        Whether the first line has the column names.
-    class_of : tuple of (str, str)
-        Label and its class.
+    See :func:`fedkern_flwr.tables.load_table` for the attributes.
     """
 
     sep: str | None = None

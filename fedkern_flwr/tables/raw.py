@@ -35,18 +35,10 @@ _OF_X = "X/"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RawTable:
-    """The rows of a file.
+    """The rows of a file, as a pyarrow table ``cells``.
 
-    Attributes
-    ----------
-    cells : pyarrow.Table
-        The columns; text for CSV. For NPZ all arrays with a value per row.
-    suffix : str
-        Suffix of the file: ``.csv``, ``.tsv``, ``.parquet`` or ``.npz``.
-    sep : str
-        Delimiter of a CSV file.
-    more : mapping
-        Arrays of an NPZ file about other rows, such as ``X_test``.
+    Columns of a CSV file are text; an NPZ file has a column per array with a value per row.
+    ``more`` are arrays of an NPZ file about other rows, such as ``X_test``.
     """
 
     cells: pa.Table

@@ -201,20 +201,16 @@ class DescribeReply(_Opening, phase="describe"):
     ----------
     partition, partitions : int
         ``partition-id`` and ``num-partitions`` of the node's configuration.
-    name : str
-        Name for logs and errors; "" for none.
-    role : str
-        Role of the party in the method, such as ``"client"``.
+    name, role : str
+        Name for logs ("" for none), and role in the method, such as ``"client"``.
     rows, features, test_rows : int
         Size of the node's table.
     columns : str
         Digest of the feature names.
     restored : bool
         Whether the node has the private state of the round to resume from.
-    public_key : bytes
-        Its X25519 key of the run; empty without secure sums.
-    signature : bytes
-        Signature of that key by the node's identity; empty for none.
+    public_key, signature : bytes
+        X25519 key of a secure run, and its signature by the node's identity, if any.
     answered, opened : int
         In an interrupted secure run: the last round it answered, which it will not repeat, and the
         last with an opened sum.
@@ -229,11 +225,9 @@ class DescribeReply(_Opening, phase="describe"):
     share : float
         Largest share of the unknowns of its rows that this run should open, in (0, 1]; see
         :mod:`..planning`.
-    again : float
-        Numbers that it may open instead if the run sums an earlier run's function again; 0 for
-        none.
-    how : str
-        Public parameters of that function.
+    again, how
+        Numbers that it may open instead if the run sums an earlier run's function again, with these
+        parameters; 0 for none.
     """
 
     long_texts = ("how",)
