@@ -136,11 +136,8 @@ def with_session(
     """Remember the session of a message while it is answered.
 
     This is a mod of Flower's ``ClientApp``, which builds a client from the context only.
-
-    Raises
-    ------
-    ProtocolError
-        The message names two sessions: rows would be read for one and summed in the other.
+    ProtocolError if the message names two sessions: rows would be read for one and summed in the
+    other.
     """
     named = {
         str(record["session"])
@@ -170,9 +167,9 @@ def run_name(context: Context) -> str | None:
 def run_folder(state_dir: Path, session: str, partition: int) -> Path:
     """Return the folder of a run in a node's folder; it may not exist yet.
 
-    New names have time and session, such as ``2026-11-27T0812Z-5e1f``, so that they sort by time.
-    The session alone identifies the run. Earlier releases used the session only. Nodes that share a
-    folder may start a run in different minutes: each finds the folder with its files.
+    Names have time and session, such as ``2026-11-27T0812Z-5e1f``, in earlier releases the session
+    only. Nodes that share a folder may start a run in different minutes: each finds the folder with
+    its files.
     """
     plain = state_dir / session
     found = [plain] if plain.is_dir() else sorted(state_dir.glob(f"????-??-??T????Z-{session}"))

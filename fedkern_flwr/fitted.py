@@ -226,11 +226,8 @@ class FittedModel:
     def outputs_of(self, x: Floats) -> tuple[Floats, Floats]:
         """Return outputs and standard deviations of complete rows of :meth:`features`.
 
-        Returns
-        -------
-        (ndarray, ndarray), shapes (n, k) and (n, 0 or k)
-            In units of the label. For classes the sign of a single output, or the largest output,
-            decides.
+        Shapes are (n, k) and (n, 0 or k), in units of the label. For classes the sign of a single
+        output, or the largest output, decides.
         """
         table, starts = self.meta["table"], range(0, max(1, len(x)), _CHUNK)
         parts = [with_deviations(self.arrays, self.meta, x[k : k + _CHUNK]) for k in starts]

@@ -2,17 +2,12 @@
 
 A node answers from these copies, never from its configured files. When a run starts, changes of the
 files that form whole blocks are applied (:mod:`fedkern_flwr.guard.freeze`). All messages of a run
-read the same copies.
-
-``state_dir/freeze-K/`` of partition K has:
+read the same copies. ``state_dir/freeze-K/`` of partition K has:
 
 * ``freeze.npz``: the freeze, which names its frozen table. So a crash leaves the old freeze with
   the old table, or the new freeze with the new table.
 * A folder per frozen table, named by a digest of its rows. ``data/`` and ``test-data/`` have a file
-  each, with name, format and dialect of the node's file; ``rows.npz`` has the number of each row in
-  the freeze.
-
-The node's ledger has the frozen table of each recent run.
+  each, like the node's file; ``rows.npz`` has the number of each row in the freeze.
 """
 
 from __future__ import annotations
@@ -94,8 +89,6 @@ class FrozenTable:
         ``data`` and ``test-data``; None if no row of it is in a block.
     numbers : list of ndarray
         Number of each row in the freeze, in file order.
-    seps : list of str
-        Delimiters of CSV files.
     columns : list of list or None
         Suffix and columns of each file; None for no file.
     """

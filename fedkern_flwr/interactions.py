@@ -66,14 +66,7 @@ def read_columns(
 ) -> dict[str, Any]:
     """Return the columns of a file of interactions by role, those of ``named`` that exist.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    named : mapping from str to str or None
-        Role -> name of its column; None: detected.
-    column_remedy : str or None (default: None)
-        See :func:`~fedkern_flwr.interactions.load_interactions`.
+    ``named`` maps a role to the name of its column; None: detected.
 
     Raises
     ------
@@ -294,7 +287,6 @@ def _find_columns(
     named: Mapping[str, str | None],
     column_remedy: str | None,
 ) -> dict[str, str]:
-    """Return the column of each role: the named or the detected one."""
     plain = [_plain_name(name) for name in names]
     if any(map(is_number, plain)):  # a cell, which no error may list as a name
         raise unusable(
@@ -683,7 +675,6 @@ def hold_out_latest(interactions: Interactions, share: float) -> NDArray[np.bool
 
 
 def _last(order: NDArray[np.intp], share: float) -> NDArray[np.bool_]:
-    """Return a mask of the last rows in an order; at least one row remains."""
     if not 0.0 <= share < 1.0:
         raise OptionError(
             f"the held-out share is {share:g}",
@@ -709,7 +700,6 @@ def _positions(
     source: str,
     unknown: Unknown,
 ) -> tuple[NDArray[np.intp], tuple[str, ...]]:
-    """Return the position of each row's item in the catalogue, -1 for none, and notes."""
     places = {name: place for place, name in enumerate(catalogue)}
     place_of = np.array([places.get(name, -1) for name in item_ids], dtype=np.intp)
     positions = place_of[items]

@@ -161,7 +161,7 @@ class Method(Strategy):
     initial_ : list of ndarray
         Initial arrays given to ``start``.
     stage : {"new", "running", "over", "failed"}
-        Stage of the last run; there is a model while it runs and when it is over.
+        Stage of the last run.
     order_seed : int
         Seed of the order in which clients announce rows, -1 for one per session.
     on_round : callable or None
@@ -226,7 +226,6 @@ class Method(Strategy):
             cls.__doc__ = text.replace(own, found) if own in text else f"{text}\n\n{found}"
 
     def __new__(cls, *unnamed: Any, **options: Any) -> Self:
-        """Refuse options without a name."""
         if unnamed:
             raise UnknownOptionError(
                 f"{cls.__name__} takes options by name only", code="FK-OPTION-NAME"
@@ -542,11 +541,6 @@ class Method(Strategy):
             Evaluation on the server, called with the arrays of the model after the run; by methods
             that report rounds also before the first and after some.
 
-        Returns
-        -------
-        Result
-            The model's arrays and the metrics.
-
         Raises
         ------
         FedKernError
@@ -667,7 +661,6 @@ class Method(Strategy):
         return show
 
     def _part(self, run: Run, secure: bool, *, goes_on: bool = False) -> None:
-        """Let the remaining nodes erase the secrets of the run."""
         if secure:
             with contextlib.suppress(FedKernError):
                 number = run.log.number + 1
@@ -699,10 +692,9 @@ class Method(Strategy):
     # -- Flower's rounds of training and evaluation: start() does not come here
 
     def configure_train(self, *args: Any, **options: Any) -> Iterable[Message]:
-        """Return no messages.
+        """Return no messages: :meth:`rounds` yields an ``Ask`` or a ``Sum`` instead.
 
-        :meth:`rounds` yields an ``Ask`` or a ``Sum`` instead. :meth:`fedkern_flwr.run.Run.ask`
-        makes the messages, with sections of secure sums, and :meth:`fedkern_flwr.nodes.Nodes.ask`
+        :meth:`fedkern_flwr.run.Run.ask` makes the messages, :meth:`fedkern_flwr.nodes.Nodes.ask`
         sends them.
         """
         return []
@@ -710,28 +702,26 @@ class Method(Strategy):
     def aggregate_train(
         self, *args: Any, **options: Any
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return nothing.
+        """Return nothing: :meth:`rounds` receives totals or replies from its ``yield``.
 
         Replies are added under masks as they arrive (:meth:`fedkern_flwr.nodes.Nodes.on_reply`),
-        and the sum is opened when enough are in. :meth:`rounds` receives totals or replies from its
-        ``yield``. It sets ``model_``, which :meth:`start` copies to ``Result.arrays``.
+        and the sum is opened when enough are in. :meth:`start` copies ``model_`` to
+        ``Result.arrays``.
         """
         return None, None
 
     def configure_evaluate(self, *args: Any, **options: Any) -> Iterable[Message]:
-        """Return no messages.
+        """Return no messages: a step of :meth:`rounds` evaluates held-out rows.
 
-        A step of :meth:`rounds` evaluates held-out rows: a ``Sum`` with ``held_out=True``, or a
-        message with a handler that calls ``figures``.
+        This is a ``Sum`` with ``held_out=True``, or a message with a handler that calls
+        ``figures``.
         """
         return []
 
     def aggregate_evaluate(self, *args: Any, **options: Any) -> MetricRecord | None:
-        """Return nothing.
+        """Return nothing: :meth:`rounds` returns or yields the figures of held-out rows.
 
-        :meth:`rounds` returns the figures of held-out rows, or yields them in a ``Round``.
-        :meth:`start` copies those with names that begin with ``test_`` to
-        ``Result.evaluate_metrics_clientapp``.
+        :meth:`start` copies figures named ``test_...`` to ``Result.evaluate_metrics_clientapp``.
         """
         return None
 

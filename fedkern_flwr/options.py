@@ -34,21 +34,7 @@ class UnknownOptionError(OptionError, TypeError):
 
 @dataclass(frozen=True)
 class Declared:
-    """Declaration of an option.
-
-    Attributes
-    ----------
-    help : str
-        Sentences; a command's help shows the first.
-    least, most : float
-        Inclusive bounds of a number.
-    above, below : float
-        Exclusive bounds of a number.
-    of_model : bool
-        Whether it determines the model: a checkpoint must have the same.
-    name, type
-        Set from the attribute.
-    """
+    """Declaration of an option, see :func:`option`."""
 
     default: Any
     help: str = ""

@@ -2,8 +2,7 @@
 
 Each node counts the numbers opened about its rows, over all runs. In ``describe`` it reports which
 share of its unknowns this run should use. A strategy chooses its *default* sizes within the shares
-of all nodes, and notes it. A node may refuse larger sizes that the user sets. A simulation plans
-nothing.
+of all nodes. A node may refuse larger sizes that the user sets. A simulation plans nothing.
 """
 
 from __future__ import annotations
@@ -22,18 +21,10 @@ from .wire.describe import DescribeReply
 class Allowance:
     """What a run may open about the rows of its nodes.
 
-    Attributes
-    ----------
-    numbers : float
-        Numbers in all sums of the run; infinite without limits.
-    columns : float
-        Most columns in sums of products: half the hidden rows.
-    rows : float
-        Hidden rows of the node with the fewest.
-    share : float
-        Least share of a node; 1 if nothing is planned.
-    refuses : bool
-        Whether a node refuses more, the default in deployments.
+    ``numbers`` are those in all sums, infinite without limits. ``columns`` are the most in sums of
+    products: half the hidden rows. ``rows`` are the hidden rows of the node with the fewest.
+    ``share`` is the least of a node, 1 if nothing is planned. ``refuses`` is whether a node refuses
+    more, the default in deployments.
     """
 
     numbers: float = math.inf
@@ -50,14 +41,8 @@ class Allowance:
     def square(self, linear: float = 0.0, *, times: int = 1, taken: float = 0.0) -> int:
         """Return the most columns m in sums of products.
 
-        Parameters
-        ----------
-        linear : float
-            Further numbers per column: m (m + 1) / 2 + linear m numbers in all.
-        times : int
-            Number of such sums over the same rows.
-        taken : float
-            Numbers of other sums of the run.
+        There are ``times`` such sums over the same rows, of m (m + 1) / 2 + ``linear`` m numbers
+        each, and ``taken`` numbers in other sums.
         """
         if math.isinf(self.numbers):
             return 1 << 31

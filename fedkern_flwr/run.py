@@ -479,7 +479,6 @@ class Run:
         *,
         final: bool,
     ) -> dict[int, Any]:
-        """Return the proper replies by partition; the others count as failures."""
         nodes, question, reply = self.nodes, self._question, step.reply
         kinds: Mapping[int, Any] = (
             reply if isinstance(reply, Mapping) else dict.fromkeys(requests, reply)
@@ -562,7 +561,6 @@ class Run:
     def _order(
         self, step: Ask, requests: Mapping[int, PhaseMessage], without: Iterable[str] = ()
     ) -> dict[str, RunningSum]:
-        """Start the sums of the next exchange, except ``without``."""
         found = {}
         for term in step.sums:
             if term.key in without:
@@ -624,7 +622,6 @@ class Run:
 
 
 def _by_party(flat: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Group answers by partition, from names such as ``2/total``."""
     found: dict[int, dict[str, Any]] = {}
     for name, value in flat.items():
         partition, _, key = name.partition("/")

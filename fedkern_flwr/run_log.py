@@ -35,16 +35,10 @@ Answered = tuple[str, dict[str, Any]]  # name of the request, answers
 class RunLog:
     """The checkpoints of a run, and the numbers of its exchanges.
 
-    Attributes
-    ----------
-    number : int
-        Number of the current exchange; clients refuse one that they have answered.
-    asked : int
-        Number of the last exchange of which clients have a state.
-    again : list of int
-        Parties in a sum that was being opened at the interruption.
-    replay : list
-        Answers from before the interruption, which are not requested again.
+    ``number`` is that of the current exchange; clients refuse one that they have answered.
+    ``asked`` is the last exchange of which clients have a state. ``again`` are parties in a sum
+    that was being opened at the interruption. ``replay`` are answers from before it, which are not
+    requested again.
     """
 
     def __init__(self, program: Program, rules: RunRules, nodes: Nodes) -> None:

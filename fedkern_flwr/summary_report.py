@@ -25,20 +25,9 @@ _FIRST_DAY = date(1970, 1, 1)
 class Figures:
     """All results of a summary.
 
-    Attributes
-    ----------
-    words : mapping
-        Column of categories -> their counts, with others last.
-    names : mapping
-        Column of categories -> their names.
-    rows : mapping
-        Column of categories -> rows of its holders.
-    correlations : sequence of (names, ndarray)
-        Correlations of columns that the same parties have.
-    groups : mapping
-        See :func:`compare_groups`; empty without groups.
-    errors : mapping
-        Column -> standard errors of its figures, due to noise.
+    ``words`` maps a column of categories to their counts, with others last; ``names`` to their
+    names; ``rows`` to the rows of its holders. For ``groups`` see :func:`compare_groups`.
+    ``errors`` maps a column to standard errors of its figures, due to noise.
     """
 
     numbers: Sequence[Number]

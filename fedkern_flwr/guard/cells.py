@@ -184,7 +184,6 @@ class Cells:
 
     @cached_property
     def lacking(self) -> int:
-        """Number of hidden rows that products of columns lack."""
         short = (ROWS_PER_COLUMN * s.width - s.hidden(self.rows) for s in self.shares if s.width)
         return sum(max(0, rows) for rows in short)
 

@@ -64,16 +64,9 @@ _FAILURES = 3  # over all runs: each may reveal something about values
 class AboutRun:
     """Link a run in a node's ledger to the coordinator's records of it.
 
-    Attributes
-    ----------
-    session : str
-        Name of the run, as in its ``result.json``; a resumed run keeps it.
-    flower_run : str
-        Flower's run number; a resumed run gets a new one.
-    app : str
-        Publisher, name, version and first digits of the hash of the app.
-    settings, settings_digest : str
-        Configuration, shortened, and 16 digits of its SHA-256.
+    A resumed run keeps its ``session``, and gets a new ``flower_run`` number. ``app`` has
+    publisher, name, version and first digits of the hash; ``settings_digest`` is the start of a
+    SHA-256.
     """
 
     session: str = ""
@@ -675,14 +668,9 @@ _PATIENCE = 0.5  # seconds to wait for who writes
 class LedgerTotals:
     """Counts of a node's ledger, for monitoring.
 
-    Attributes
-    ----------
-    told : int
-        Largest number of evaluations of the same held-out rows; limited by ``max_evaluations``.
-    refusals : mapping
-        Rule of the policy, or ``order`` for other refusals -> count.
-    near : tuple of str
-        Policy limits of the last runs that are nearly used up.
+    ``told`` is the largest number of evaluations of the same held-out rows, limited by
+    ``max_evaluations``. ``refusals`` maps a rule of the policy, or ``order`` for other refusals, to
+    its count. ``near`` are limits that are nearly used up.
     """
 
     runs: int

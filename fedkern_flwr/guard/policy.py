@@ -69,8 +69,8 @@ class NodePolicy:
         Names under which runs may be opened; all if empty. The server gives that name: the app at
         the node decides which requests are answered.
     min_parties : int, optional
-        Least number of parties in a sum, and of parties common to all cohorts of its rows. Default:
-        3, or 2 if the method states that two suffice.
+        Least number of parties in a sum, and common to all cohorts of its rows. Default: 3, or 2 if
+        the method states that two suffice.
     colluders : int
         Number of parties that may work with the server; added to ``min_parties``.
     min_own_rows : int
@@ -86,8 +86,7 @@ class NodePolicy:
     max_evaluations : int
         How often figures about the same held-out rows are reported, in all runs; 0 for never.
     report_checks : bool
-        Whether the server gets the columns in which a summary finds this node unlike others. The
-        owner reads them in any case.
+        Whether the server gets the columns in which a summary finds this node unlike others.
     counting : {"refuse", "warn"}, optional
         What happens above the release limit: more numbers than unknowns, over all runs. Default:
         ``refuse``, but ``warn`` for the sums of a mod, which no limit fits.
@@ -111,13 +110,16 @@ class NodePolicy:
         Whether an id always means the same person. Then the epsilon of runs about other ids does
         not add up. Default: all runs add up.
     strata : tuple of str
-        Columns with a single value in each block of frozen rows. Rows without a value wait. In the
-        file: ``[freeze] strata``.
+        Columns with a single value in each block of frozen rows. Rows without a value wait.
     labels : tuple of str
-        Columns without which a row waits. In the file: ``[freeze] labels``.
+        Columns without which a row waits.
     held_out : bool
         Whether a node without ``test-data`` holds out a fifth of its rows for good. Otherwise it
-        learns from all, and reports no figures. In the file: ``[freeze] held_out``.
+        learns from all, and reports no figures.
+
+    Notes
+    -----
+    In a file ``strata``, ``labels`` and ``held_out`` are in the table ``[freeze]``.
     """
 
     methods: tuple[str, ...] = ()
@@ -292,16 +294,9 @@ _DEFAULTS: Mapping[str, Any] = {
 class Rules:
     """Combine the owner's policy with what the client reports about its rows.
 
-    Attributes
-    ----------
-    mode : {"refuse", "warn", "off"}
-        What happens above the release limit.
-    records : bool
-        Whether the rows are records that must hide among each other.
-    enough : int
-        Parties in a sum that suffice, as the method states.
-    apart : str
-        Name of a freeze of rows other than the node's table; "" for the table.
+    ``mode`` is what happens above the release limit. ``records`` is whether the rows are records
+    that must hide among each other. ``enough`` parties in a sum suffice, as the method states.
+    ``apart`` names a freeze of rows other than the node's table.
     """
 
     policy: NodePolicy = NodePolicy()

@@ -295,8 +295,6 @@ class Calibration:
     ----------
     level : float
         Nominal coverage of sets or intervals.
-    classes : int
-        Number of classes, 0 for a regression.
     bins, least : int
         Classes with a score in bin ``least`` or higher are in a set.
     slopes, offsets : tuple of float

@@ -519,7 +519,6 @@ def _purpose(name: str) -> str:
 
 
 def _pinned(party: Party, members: Iterable[int]) -> list[bytes] | None:
-    """Return the pinned keys of the members of a cohort; None if unknown."""
     if party.trusted is None or party.identity is None:
         return None
     own = party.identity.public_key().public_bytes_raw()

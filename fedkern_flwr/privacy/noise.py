@@ -84,7 +84,6 @@ def reach(variance: int) -> int:
 
 
 def _draw(words: Words, upper: Words, lower: Words, stream: CipherContext) -> Integers:
-    """Convert random words to samples: the lowest bit is the sign, the others select the size."""
     bits = words >> np.uint64(1)
     found = np.searchsorted(upper, bits)  # thresholds with a smaller upper half
     ties = np.flatnonzero(upper[np.minimum(found, len(upper) - 1)] == bits)

@@ -277,7 +277,6 @@ class AveragingClient(Client):
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:
-        """Add this node's name to errors about its app's answer."""
         try:
             yield
         except ProtocolError as error:

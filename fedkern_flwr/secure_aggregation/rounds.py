@@ -229,7 +229,6 @@ class Averages:
         training: bool,
         release: Release | None,
     ) -> tuple[ArrayRecord, MetricRecord] | None:
-        """Open a sum and return the means; None if that fails or the weight is 0."""
         total = None
         try:
             self.nodes.unmask(grid, [running], number=self._step, timeout=timeout)

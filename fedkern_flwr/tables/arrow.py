@@ -423,7 +423,6 @@ def _like_ids(names: Sequence[str], x: NDArray[np.float64]) -> tuple[str, ...]:
 def _labels(
     cells: Any, name: str, source: str, named: Sequence[str] | None
 ) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Return the labels and their classes; text becomes 0..k-1, in the order of ``named``."""
     values, text = parse_numbers(cells)
     texts, found = np.empty(0, np.str_), np.empty(0, np.str_)
     if values is None and pa.types.is_string(cells.type):

@@ -279,7 +279,6 @@ def _free(name: str, taken: Sequence[str]) -> str:
 
 
 def _stack(parts: Sequence[Any]) -> Any:
-    """Return columns of several files as one; as text if their types differ."""
     import pyarrow as pa
 
     if len({part.type for part in parts}) > 1:
@@ -291,7 +290,6 @@ def _stack(parts: Sequence[Any]) -> Any:
 def _places(
     ids: NDArray[np.str_], file: PartyTable, row: str
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return the places of the rows in a file, and which rows are there."""
     assert file.ids is not None
     order = np.argsort(file.ids)
     places = order[np.searchsorted(file.ids, ids, sorter=order).clip(max=len(order) - 1)]

@@ -142,7 +142,6 @@ class _ArrayField(NamedTuple):
 
 @cache  # mypy does not believe that classes are hashable: hence the casts
 def _layout(cls: Any) -> tuple[tuple[_ArrayField, ...], tuple[tuple[str, type], ...]]:
-    """Split the fields of a message class into arrays, and (name, type) of scalars."""
     arrays = tuple(_ArrayField(f.name, **f.metadata) for f in fields(cls) if f.metadata)
     scalars = tuple((f.name, _SCALARS[str(f.type)]) for f in fields(cls) if not f.metadata)
     return arrays, scalars
@@ -266,8 +265,6 @@ class Message(PhaseMessage):
 
 
 class _Broken(Exception):
-    """Problem of a message, before the sender is known."""
-
     def __init__(self, problem: str, code: str) -> None:
         super().__init__(problem)
         self.code = code

@@ -57,8 +57,6 @@ class Order(SumSection, phase="sum-order"):
 
     Attributes
     ----------
-    name : str
-        The method's name of the sum.
     kind, bits, bound
         The encoding.
     receiver : int
@@ -69,10 +67,9 @@ class Order(SumSection, phase="sum-order"):
         Sums of this cohort with smaller numbers are closed: erase their data.
     counted : int
         Number of the cohort's last sum that has this client's vector.
-    noise : int
-        Variance of each party's noise, in squared units of the last place; 0 for none.
-    fraction : int
-        Fractional bits of a sum with noise.
+    noise, fraction : int
+        Variance of each party's noise, in squared units of the last place, and fractional bits; 0
+        for none.
     """
 
     name: str
@@ -96,8 +93,7 @@ class Upload(SumSection, phase="sum-upload"):
     shares : bytes
         Per neighbour, ascending: its sealed share of the seed of the self mask.
     backups : bytes
-        Per neighbour: its sealed shares of the seeds of this client's other pairs. Empty without
-        backups (:meth:`.Cohort.backs_up`), or if this client allows no recovery.
+        Per neighbour: its sealed shares of the seeds of this client's other pairs; may be empty.
     commitments : bytes
         Digests of the self seed, if any, and of the seeds of all pairs, 16 bytes each.
     """
@@ -161,14 +157,8 @@ class UnmaskReply(SumSection, phase="sum-unmask"):
 class Recover(SumSection, phase="sum-recover"):
     """Server to client: reveal shares of the seeds that dropped survivors have with the dead.
 
-    Attributes
-    ----------
-    alive : bytes
-        The survivors, as declared before.
-    silent : bytes
-        Bit set of survivors without an answer, neighbours of this client.
-    backups : bytes
-        Per such party: its sealed backups for this client.
+    ``alive`` are the survivors, as declared before; ``silent`` those of them without an answer,
+    neighbours of this client; ``backups`` their sealed backups for this client.
     """
 
     alive: bytes
