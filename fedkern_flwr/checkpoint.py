@@ -100,7 +100,6 @@ def temporary_folder() -> Path:
 
 
 def _open_own(path: Path, flags: int) -> int:
-    """Open an existing file, if :func:`open_private` could have made it."""
     try:
         descriptor = os.open(path, flags | _NO_LINKS)
     except OSError:

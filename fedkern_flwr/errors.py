@@ -188,7 +188,6 @@ def log_in_one_line() -> None:
 
 
 def _one_line(record: logging.LogRecord) -> bool:
-    """Remove a FedKernError's traceback from a record; drop the record if it was logged before."""
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, FedKernError):
         return True

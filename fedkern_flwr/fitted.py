@@ -56,9 +56,8 @@ class FittedModel:
     training table.
 
     Rows are a table of :func:`fedkern_flwr.tables.load_table`, a data frame of pandas, polars or
-    pyarrow, or a file. They have the model's columns by name, in any order; others are ignored. A
-    list or mapping of several has one table of each party. If all features are numbers, rows may be
-    an array of them.
+    pyarrow, or a file, with the model's columns by name in any order. A list or mapping of several
+    has one table of each party. If all features are numbers, rows may be an array.
 
     Parameters
     ----------

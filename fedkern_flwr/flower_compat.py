@@ -413,9 +413,8 @@ def mend_supernode(loop: Any, describe: Callable[[str, str], str], words: int = 
 
     It polls every 0.5 s while messages arrive, and every 3 s when idle; Flower has no option for
     this. Tested with flwr 1.41.0 and 1.42.0. If Flower's code is not as expected, the SuperNode is
-    unchanged, with a warning. ``describe`` maps (problem, code) to an error text for the server.
-    The file descriptor ``words`` has lines of a task, a space and such a text, for each process
-    that ended.
+    unchanged, with a warning. The file descriptor ``words`` has lines of a task, a space and an
+    error text, for each process that ended.
     """
     missing = [name for name, parameters in _USED.items() if not _has(loop, name, parameters)]
     if missing:

@@ -81,16 +81,8 @@ class NodeFiles:
 class FrozenTable:
     """A frozen table: files, and the number of each row in the freeze.
 
-    Attributes
-    ----------
-    folder : Path
-        Its folder, named by a digest of its rows.
-    files : list of Path or None
-        ``data`` and ``test-data``; None if no row of it is in a block.
-    numbers : list of ndarray
-        Number of each row in the freeze, in file order.
-    columns : list of list or None
-        Suffix and columns of each file; None for no file.
+    ``files`` are ``data`` and ``test-data``, None if no row of it is in a block; ``numbers`` are in
+    file order. ``columns`` has suffix and columns of each file.
     """
 
     folder: Path
@@ -208,7 +200,6 @@ class FrozenFiles:
         return dict(json.loads(db.fact(_READ) or "{}"))
 
     def _remember(self, db: Entries, runs: Mapping[str, str]) -> None:
-        """Write which tables runs read; remove tables that no recent run reads."""
         kept = dict([*runs.items()][-_MOST_RUNS:])
         db.keep_fact(_READ, json.dumps(kept))
         freeze = Freeze.load(self.folder)
@@ -396,7 +387,6 @@ def _fingerprint(freeze: Freeze, columns: Sequence[list[str] | None]) -> str:
 def _gather(
     like: RawTable, tables: Sequence[RawTable | None], places: NDArray[np.int64]
 ) -> RawTable:
-    """Return rows by their places among all rows of some tables, with the columns of ``like``."""
     sizes = [0 if one is None else len(one) for one in tables]
     starts = np.cumsum([0, *sizes])
     of = np.searchsorted(starts, places, side="right") - 1

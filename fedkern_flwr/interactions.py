@@ -597,8 +597,7 @@ def encode_interactions(
     catalogue : sequence of str or None (default: None)
         Ids of all items: an item's code is its position. Default: the items in the data.
     unknown : {"error", "drop"} (default: "error")
-        Refuse or drop rows with an item outside the catalogue. Users without other rows stay; a
-        note has the number of dropped rows.
+        Refuse or drop rows with an item outside the catalogue. Users without other rows stay.
     allow_empty : bool (default: False)
         Return interactions without users if there are no rows.
 
@@ -607,8 +606,6 @@ def encode_interactions(
     TableError
         There are no rows, an id is empty, a number is not finite, a pair is duplicate, an item is
         not in the catalogue, or there are fewer than two users or items and no catalogue.
-    OptionError
-        ``unknown`` is not one of the choices.
     """
     if unknown not in get_args(Unknown):
         raise OptionError(
@@ -660,7 +657,7 @@ def hold_out_random(interactions: Interactions, share: float, seed: int) -> NDAr
 def hold_out_latest(interactions: Interactions, share: float) -> NDArray[np.bool_]:
     """Return a mask that holds out the latest share of all interactions.
 
-    Rows of equal time are ordered by user and item. ``share`` is in [0, 1).
+    Rows of equal time are sorted by user and item. ``share`` is in [0, 1).
 
     Raises
     ------

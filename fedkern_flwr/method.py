@@ -117,11 +117,9 @@ class Method(Strategy):
     resume : bool (default: False)
         Continue from the checkpoint.
     threshold : int, optional
-        Secure sums: t, least number of clients in a sum. Default: floor(2 K / 3) + 1. With a server
-        that follows the protocol, t - 1 colluding clients cannot open another's vector up to 30
-        clients; above it takes 65 % of a client's mask neighbours. Against a server that lies about
-        survivors, pinned identities are needed, and fewer than 2 t - K and than those 65 % may
-        collude, see :mod:`fedkern_flwr.secure_sum.membership`.
+        Secure sums: t, least number of clients in a sum. Default: floor(2 K / 3) + 1. It also
+        decides how many colluding clients could open another's vector, see
+        :mod:`fedkern_flwr.secure_sum.membership`.
     min_cohort : int (default: 2)
         Secure sums: least number of clients in a sum, whatever the threshold.
     **common
@@ -422,7 +420,7 @@ class Method(Strategy):
         return found | {name: value for name, value in more.items() if value}
 
     def matched(self) -> dict[str, Any]:
-        """Return whose rows were matched, if the method matches rows."""
+        """Return the matched rows of each party, if the method matches rows."""
         return {}
 
     def privacy(self) -> dict[str, Any]:
@@ -649,7 +647,6 @@ class Method(Strategy):
                 nodes.watch.close()
 
     def _show_replies(self) -> Callable[[int, Message], None]:
-        """Return a function that shows progress by replies, for runs with few exchanges."""
         seen = 0
 
         def show(node: int, message: Message) -> None:

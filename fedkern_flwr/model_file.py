@@ -26,19 +26,7 @@ _HEADER = "file"
 def save_model(
     path: str | Path, method: str, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
 ) -> None:
-    """Save the result of a strategy's ``model()``.
-
-    Parameters
-    ----------
-    path : path
-        The ``.npz`` file.
-    method : str
-        Name of the method, such as ``"fed-cg"``.
-    arrays : mapping
-        Named arrays.
-    meta : mapping
-        All else, as JSON.
-    """
+    """Save the result of a strategy's ``model()`` to an ``.npz`` file."""
     header = {"format": FORMAT, "version": VERSION, "method": method, "fedkern_flwr": __version__}
     save_arrays(Path(path), arrays, {_HEADER: header, **meta})
 

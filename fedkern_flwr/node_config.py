@@ -164,12 +164,12 @@ def check_predictions(node: Mapping[str, object], *, predicting: bool) -> None:
 def whole_rows(
     table: Table, path: str | Path, missing: str, *, labels: bool, numbered: bool = False
 ) -> Table:
-    """Return the complete rows.
+    """Return the rows without NaN and empty ids.
 
     Parameters
     ----------
     table : Table
-        Missing cells and labels are NaN, missing ids "".
+        The rows.
     path : path
         Its file, for errors.
     missing : {"error", "drop-row"}
@@ -178,11 +178,6 @@ def whole_rows(
         Whether a row needs a label.
     numbered : bool (default: False)
         Whether rows are known by their place in the file, so that none may be dropped.
-
-    Raises
-    ------
-    TableError
-        A row is incomplete and must not be dropped, or all rows are incomplete.
     """
     if missing not in ("error", "drop-row"):
         raise OptionError(

@@ -141,8 +141,6 @@ class Nodes:
 
         The nodes' ``num-partitions`` is their expected number. A node that fails here fails the
         run. Releases with the same protocol work together; a warning names those that differ.
-        ``request`` has fields of :class:`~fedkern_flwr.wire.describe.DescribeRequest`, ``figures``
-        is a file for Prometheus.
 
         Raises
         ------
@@ -211,7 +209,6 @@ class Nodes:
         reply: type[DescribeReply],
         timeout: float,
     ) -> Iterable[tuple[int, DescribeReply, str]]:
-        """Request descriptions; yield node, description and release."""
         messages = request_messages(asked, nodes, group_id=_DESCRIBE)
         ledger, watch = self.ledger, self.watch
         outcome = exchange(

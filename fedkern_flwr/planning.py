@@ -80,7 +80,7 @@ def allowance(
     threshold : int, optional
         Fewest parties with which a sum is opened. Default: all.
     beside : mapping, optional
-        See :func:`~.guard.counting.hidden_beside`, for each partition.
+        Partition -> further columns, see :func:`~.guard.counting.hidden_beside`.
     """
     cohort = list(parties)
     counts = {p.partition: p.rows for p in cohort} if rows is None else rows

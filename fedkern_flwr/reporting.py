@@ -113,22 +113,7 @@ def write_result(path: str | Path, result: Mapping[str, Any]) -> None:
 def write_somewhere(path: str | Path, write: Callable[[Path], None]) -> Path:
     """Write a file; if that fails, in the current folder or in this user's temporary one.
 
-    Parameters
-    ----------
-    path : path
-        The file.
-    write : callable
-        Writes the path that it gets.
-
-    Returns
-    -------
-    Path
-        Where the file is; the log reports another place.
-
-    Raises
-    ------
-    EngineError
-        It cannot be written anywhere.
+    Returns where the file is, and logs another place. EngineError if it cannot be written anywhere.
     """
     path = Path(path)
     try:

@@ -129,10 +129,8 @@ class Run:
 
     Parameters
     ----------
-    program : Program
-        The method.
-    rules : RunRules
-        Its rules.
+    program, rules : Program, RunRules
+        The method, and its rules.
     nodes : Nodes
         Nodes of the run, after :meth:`.Nodes.gather`.
     grid : Grid
@@ -144,7 +142,7 @@ class Run:
     noise : Releases
         Releases with noise.
     tell : callable
-        Called with each :class:`~fedkern_flwr.steps.Round`; returns its row of the history.
+        Called with each round; returns its row of the history.
     show : callable, optional
         Called after each round with (rounds done, all rounds, metrics of the round).
     """
@@ -220,7 +218,6 @@ class Run:
         )
 
     def _known_or(self, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the logged answer of an interrupted run, or request it and log it."""
         if self.log.replay:
             return self.log.known(name)
         found = ask()
@@ -228,7 +225,6 @@ class Run:
         return found
 
     def _tell(self, step: Round) -> None:
-        """Report a round, after its state is saved."""
         self._counts_exchanges = False
         row = self.tell(step)
         if step.save is not None:
@@ -507,7 +503,6 @@ class Run:
     def _messages(
         self, requests: Mapping[int, PhaseMessage], running: Sequence[RunningSum], step: Ask
     ) -> Iterable[Message]:
-        """Return the messages; requests and arrays for several nodes are packed once."""
         sums, number, node_of = self.nodes.sums, self.log.number, self.nodes.node_of()
         packed: dict[tuple[int, ...], tuple[Arrays, ArrayRecord]] = {}
         alike: dict[int, tuple[PhaseMessage, list[int]]] = {}
@@ -575,7 +570,6 @@ class Run:
     def _opened(
         self, step: Ask, replies: dict[int, Any], running: dict[str, RunningSum]
     ) -> Answers:
-        """Open the server's sums; return the others for delivery."""
         masked = [running[term.key] for term in step.sums if term.self_masks]
         if masked:
             self.log.number += step.number is None

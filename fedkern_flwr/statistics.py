@@ -90,8 +90,8 @@ def mean_discrepancy(
 ) -> tuple[float, float]:
     """Return the distance of the mean features of rows from those of others, and a p-value.
 
-    The p-value is from ``draws`` random signs: up to ``most`` centred rows with random signs show
-    the differences by chance. ``ours`` has shape (n, w), ``theirs`` is the mean of ``others`` rows,
+    The p-value is from random signs: up to ``most`` centred rows with random signs show the
+    differences by chance. ``ours`` has shape (n, w), ``theirs`` is the mean of ``others`` rows,
     shape (w,).
     """
     n, rng = len(ours), np.random.default_rng(seed)

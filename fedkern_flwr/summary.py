@@ -169,8 +169,7 @@ class About:
 
     ``scale`` is a power of two, at least the root mean square distance from ``centre``; no value is
     farther than ``reach`` scales. ``spread`` approximates the deviation of most values; ``gaps`` is
-    whether values are missing. The others are not by column: rows of all parties, group column,
-    whether there are products, seed of the random features.
+    whether values are missing. The last four fields are not by column.
     """
 
     count: Floats

@@ -120,7 +120,6 @@ def _match(
     called: Mapping[int, str],
     notes: Mapping[int, list[tuple[str, str]]],
 ) -> dict[int, Overlap]:
-    """Count common ids, and note those that match only in one spelling."""
 
     def overlaps(name: str) -> dict[int, Overlap]:
         given = {p: one[name] for p, one in told.items() if name in one}

@@ -204,7 +204,6 @@ def read_numbers(found: Totals, bound: float) -> list[Number]:
 
 
 def _bars(edges: Floats, counts: Floats, knots: Floats, bars: int = 20) -> list[list[float]]:
-    """Return edges and counts of a coarse histogram, between the 1 % and 99 % quantiles."""
     low, high = np.quantile(knots, [0.01, 0.99])
     if low >= high:
         low, high = low - 0.5, high + 0.5
@@ -339,7 +338,6 @@ def _shift(ours: tuple[float, float], theirs: tuple[float, float]) -> float:
 
 
 def _swapped(mine: Totals, others: Totals, shifts: Mapping[int, float], k: int, j: int) -> bool:
-    """Return whether two columns, each unlike the others', match each other's."""
     about = mine.about
 
     def distance(a: int, b: int) -> float:

@@ -273,22 +273,9 @@ def pause(elapsed: float) -> float:
 
 @dataclass(eq=False)
 class _Request:
-    """A request under way.
+    """A request under way, with its copies, repetitions and absences.
 
-    Attributes
-    ----------
-    copies : dict
-        Id of each copy that may still be answered -> when it was sent.
-    repeats : int
-        Number of repetitions because its node did not answer.
-    ended : bool
-        Whether it was repeated because the answering process was killed.
-    failure : Failure or None
-        Failure of a copy, while another may still be answered.
-    returns : int
-        How often its node came back.
-    missed : int
-        Consecutive checks without its node.
+    A ``failure`` of one copy counts only when no other copy can be answered.
     """
 
     message: Message
@@ -607,6 +594,5 @@ def packed(
 
 
 def _said(reply: Message) -> Any:
-    """Return the scalars of one of our replies; for others an empty dictionary."""
     found = reply.content.get(REPLY)
     return found if isinstance(found, ConfigRecord) else {}

@@ -328,10 +328,8 @@ class Coarse:
         Of the columns that are not categories; of summed labels, last.
     places : ndarray of float64, shape (d, 2)
         Where most values of an encoded column are, and within which distance.
-    counts : ndarray of float64, shape (d, COARSE)
-        Values in each bin.
-    strays : ndarray of float64, shape (d, DECIMALS)
-        Values with more than 0, 1, 2 and 3 decimals.
+    counts, strays : ndarray of float64, shapes (d, COARSE) and (d, DECIMALS)
+        Values in each bin, and with more than 0, 1, 2 and 3 decimals.
     splits : int
         Into how many bins the second sum splits those of the first, at most.
     buckets : int
@@ -459,9 +457,6 @@ class Block:
     ) -> tuple[Statistics, Encoder]:
         """Decode the second sum: statistics, and the encoder, with column numbers as names.
 
-        ``asked`` is the result of the first sum; for ``scaling`` and ``categories`` see
-        :meth:`.Encoder.fit`.
-
         Raises
         ------
         ProtocolError
@@ -515,7 +510,6 @@ _CLOCK_EDGES = [
 
 
 def _clock(counts: Floats, start: int, rows: int) -> NumberFacts:
-    """Return the facts of a part of dates, from the rows of each value."""
     values = start + np.arange(len(counts))
     mean = np.average(values, weights=counts)
     deviation = np.sqrt(np.average((values - mean) ** 2, weights=counts))
@@ -524,7 +518,6 @@ def _clock(counts: Floats, start: int, rows: int) -> NumberFacts:
 
 
 def _category(name: str, counts: Floats, rows: int, how: Categories) -> Category:
-    """Return a column of categories; rare ones are merged."""
     found = {str(k): int(counts[k]) for k in np.flatnonzero(counts[:-1])}
     facts = CategoryFacts(rows, rows - int(counts.sum()), found)
     # a holder has at least two categories among those that it counts together

@@ -211,7 +211,6 @@ def _number(data: bytes) -> int:
 
 
 def _fresh_scalar() -> bytes:
-    """Return a new private key in the form in which X25519 uses it."""
     number = _number(X25519PrivateKey.generate().private_bytes_raw())
     return (number % 2**254 // 8 * 8 + 2**254).to_bytes(32, "little")
 

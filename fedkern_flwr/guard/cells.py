@@ -207,7 +207,6 @@ def _core(member: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _together(sums: Sequence[Sum], leaves: NDArray[np.bool_]) -> Share:
-    """Return what sums of one function reveal about the leaves common to all."""
     numbers, width = _numbers(sums)
     row, others = min(one.row for one in sums), min(one.others for one in sums)
     return Share(leaves, numbers, row, others, width, alone=False)
@@ -273,14 +272,8 @@ def line_of(blocks: Blocks, some: Sequence[int] | NDArray[np.integer[Any]]) -> s
 def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
     """Refuse a sum with which more numbers than unknowns would be opened.
 
-    - ``sums``: All sums opened since the freeze.
-    - ``new``: The sum to open; it replaces one of the same run, purpose, blocks and parties.
-
-    Raises
-    ------
-    RefusedError
-        A leaf would have more numbers than unknowns, or there are fewer than two hidden rows for
-        each column of products.
+    ``new`` replaces a sum of the same run, purpose, blocks and parties. Products of columns need
+    two hidden rows for each column.
     """
     sums = [one for one in sums if one.numbers]
     rest = [one for one in sums if not same(one, new)]

@@ -346,7 +346,6 @@ class Freeze:
         return done
 
     def _cut(self, parent: int, rows: Places, **change: int) -> None:
-        """Make rows a new block: part of ``parent`` except for what changes."""
         block = np.zeros(1, BLOCK) if parent == _NONE else self.blocks[[parent]]
         for name, value in {**change, "parent": parent, "rows": len(rows)}.items():
             block[name] = value
@@ -423,7 +422,6 @@ class _Lot:
                 self.waiting[piece.kind] += 0 if piece in fit else len(piece.rows)
 
     def _versions(self, rows: NDArray[np.bool_], now: Places, last: NDArray[Any]) -> NDArray[Any]:
-        """Return for each row the version with its current content, -1 if there is none."""
         values, freeze = self.found.values[now], self.freeze
         found = np.where(values == freeze.values[rows], last, _NONE)
         at = places_in(freeze.past["row"], mix(values, freeze.names[rows]))

@@ -111,23 +111,9 @@ def otherwise(nothing: Any) -> Callable[[Asked], Asked]:
 class NodeLedger:
     """Read and write the ledger in a node's folder; create it at the first write.
 
-    In all methods ``session`` is the name of a run. A call that raises enters nothing.
-
-    Parameters
-    ----------
-    folder : Path or None
-        With None nothing is remembered, and each run is answered as at a new node.
-    partition : int
-        Number of the node; several may share a folder.
-    rules : Rules
-        The owner's policy, and what the client reports about its rows.
-    simulated : bool (default: False)
-        Whether the node is part of a simulation.
-
-    Attributes
-    ----------
-    counts : bool
-        Whether releases are counted over all runs.
+    In all methods ``session`` is the name of a run. A call that raises enters nothing. Without a
+    ``folder`` nothing is remembered (``counts`` is False), and each run is answered as at a new
+    node. Several nodes (``partition``) may share a folder.
     """
 
     file: LedgerFile
@@ -244,7 +230,6 @@ class NodeLedger:
             return left
 
     def _same_table(self, db: Entries, run: Run, freeze: Freeze) -> Places | None:
-        """Return the places from an earlier run of the same table, if that freeze is unchanged."""
         query = (
             "SELECT DISTINCT places, frozen FROM runs WHERE partition = ? AND id <> ?"
             " AND content = ? AND places IS NOT NULL"
@@ -306,17 +291,11 @@ class NodeLedger:
     ) -> list[str]:
         """Enter what an answer releases. Send the answer only after this has returned.
 
-        ``sums`` are summed or opened, ``charges`` released with noise. ``taken`` are the rows of a
+        ``sums`` are summed or opened, ``charges`` released with noise, ``taken`` are the rows of a
         stream's current message. ``shown`` maps fingerprints of opened values to digests of the
         parties: two sums of the same values over different parties would reveal the values of the
-        parties in which they differ. Returns problems that the policy only warns of.
-
-        Raises
-        ------
-        RefusedError
-            A rule is broken.
-        ProtocolError
-            The run was not opened here.
+        parties in which they differ. Returns problems that the policy only warns of; a broken rule
+        raises RefusedError.
         """
         with self._within(session) as (db, run):
             number, learned, said = run["id"], run["learned"], list[str]()

@@ -436,12 +436,7 @@ def spend(spent: Mapping[str, Spent], charges: Sequence[Charge]) -> dict[str, Sp
     """Add releases to those of a run, by noise key; refuse more than the run's budget.
 
     A server that requests the same sum with other numbers gets other noise, and so another release.
-    ``spent`` maps a noise key to whether it is about held-out rows, curve, delta, end of its rows.
-
-    Raises
-    ------
-    RefusedError
-        The run would exceed its budget, or rows of an earlier message are requested again.
+    Rows of an earlier message are refused.
     """
     found = dict(spent)
     for one in charges:

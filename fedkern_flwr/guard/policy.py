@@ -378,12 +378,10 @@ def check_run(
 ) -> None:
     """Refuse a run in which the owner does not take part.
 
-    - ``pinned``: Whether this node signs its keys, and knows those of the others.
-    - ``budget``: Privacy budget; None for a run without noise.
-    - ``tells`` (default: True): Whether anything is released that depends on values of rows.
-    - ``remembers`` (default: True): Whether this node knows what earlier runs cost.
-    - ``simulated`` (default: False): Whether all nodes are simulated, so that no party can be
-      invented.
+    ``pinned`` is whether this node signs its keys, and knows those of the others. ``budget`` is
+    None for a run without noise. ``tells`` is whether anything is released that depends on values
+    of rows, ``remembers`` whether this node knows what earlier runs cost. In simulations
+    (``simulated``) no party can be invented.
     """
     if tells and math.isfinite(limit := policy.max_epsilon):
         most = f"max_epsilon = {limit:g}"

@@ -156,8 +156,8 @@ class Rows:
     Attributes
     ----------
     columns : sequence of arrays
-        Raw content with labels: arrays of shape (n,) or (n, k) of numbers or texts, or a CSR
-        matrix. Empty if rows are known by ids alone.
+        Raw content with labels: arrays of shape (n,) or (n, k), or a CSR matrix. Empty if rows are
+        known by ids alone.
     ids : sequence, optional
         Name of each row. Default: its content.
     strata : sequence of str, optional

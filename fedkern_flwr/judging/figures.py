@@ -289,7 +289,7 @@ def true_scores(histogram: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Convert outputs to probabilities and sets of classes, or to intervals.
+    """Convert outputs to probabilities and conformal sets, or to intervals.
 
     Attributes
     ----------

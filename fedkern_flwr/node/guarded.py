@@ -425,12 +425,10 @@ class GuardedNode:
     ) -> NDArray[np.float64]:
         """Return figures about held-out rows that may be sent: these, or zeros.
 
-        - ``total``: Name of the sum that they go into, if any.
-        - ``alone``: Whether a single party may report figures of its rows.
-        - ``users``: Whether ``rows`` are training rows, such as users.
-        - ``judged``: Digest of the model, if the request does not have it.
-        - ``once``: Whether a run evaluates a single model, rather than one in each round.
-        - ``trained``: Whether this node has helped to train the model, in this run.
+        They go into the sum ``total``, if any. With ``alone`` a single party may report figures of
+        its rows, with ``users`` these are training rows. ``judged`` is a digest of the model, if
+        the request does not have it. ``once`` is whether a run evaluates a single model, rather
+        than one in each round; ``trained`` whether this node has helped to train it.
 
         Raises
         ------

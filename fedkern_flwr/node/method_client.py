@@ -253,7 +253,6 @@ class MethodClient(Client):
         return int(self._request.round) if name in rounds else 0
 
     def _given(self, request: MethodRequest) -> tuple[dict[str, Any], dict[str, int]]:
-        """Pin the public arguments of a request; return all arguments, and the sizes of the sum."""
         given, sizes = unpack(request.plain, request.given, party="server")
         self.pin_options({name: given[name] for name in self.pinned if name in given})
         return given, sizes

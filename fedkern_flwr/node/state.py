@@ -34,7 +34,6 @@ _SESSION, _GUARD, _SUMS = "fedkern", "fedkern-guard", "fedkern-sums"
 
 
 def _held(context: Context, name: str, read: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """Return the object stored under a name; None if there is none."""
     record = context.state.get(name)
     held = held_in(record)
     if held is not None or not isinstance(record, ConfigRecord):
@@ -383,10 +382,9 @@ class RunRecord:
     ) -> None:
         """Enter the sum that this node is about to contribute to; refuse one that was opened.
 
-        ``place`` is cohort and number of the sum, ``number`` that of its round (0 for a sum that a
-        run opens once), ``digest`` that of its request. The same request may be opened again only
-        with ``repeats``: use it only if the node ensures that the same values are opened over the
-        same survivors.
+        ``number`` is that of its round (0 for a sum that a run opens once). The same request may be
+        opened again only with ``repeats``: use it only if the node ensures that the same values are
+        opened over the same survivors.
         """
         opened = self.sums.get(name)
         if opened and number <= opened[2] and not (repeats and digest == opened[3]):

@@ -75,7 +75,7 @@ class ClientSums:
         self.question: Callable[[], str] = lambda: ""
 
     def take(self, sections: Iterable[Section]) -> None:
-        """Read the sections of a request; vote, unmask and recover now, keep orders for later.
+        """Read the sections of a request; vote, unmask and recover now, accept requested sums.
 
         Raises
         ------

@@ -142,15 +142,13 @@ class Release:
     noise : NoisySum
         Noise of each party.
     curve : ndarray of float64
-        Renyi divergences (:data:`~fedkern_flwr.privacy.accounting.ORDERS`) at the least noise.
+        Renyi divergences at the least noise, see :mod:`fedkern_flwr.privacy.accounting`.
     delta : float
         Delta of the reported epsilon, less the sampler's total variation.
     sensitivity : float
         Euclidean distance by which a unit moves the sum, with rounding.
     honest : int
         t - c.
-    budget : Budget
-        Budget of the run.
     """
 
     name: str

@@ -245,7 +245,6 @@ class AveragingClient(Client):
         return sums, most
 
     def _sums_of(self, request: wire.AverageRequest, name: str) -> ClientSums:
-        """Return the sums of a request; refuse one without the sum for the app's content."""
         if self.sums is None:
             raise refusal("the run sums in plain", self.name, code="FK-ORDER-PLAIN")
         if request.weighted_by != self.weighted_by:

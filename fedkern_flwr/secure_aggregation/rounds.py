@@ -142,11 +142,9 @@ class Averages:
         }
 
     def _unknowns(self, name: str, cohort: int = 0) -> float:
-        """Return the unknowns in a mean: the numbers of the examples, labels included."""
         return self.nodes.unknowns(name, cohort, labels=0)
 
     def _released(self) -> list[dict[str, Any]]:
-        """Return numbers and unknowns of training means, and of all evaluations together."""
         found = self.nodes.released(self._unknowns)
         judged = [entry for entry in found if entry["name"].startswith(averages.FIGURES_SUM)]
         rest = [entry for entry in found if entry not in judged]
@@ -263,7 +261,6 @@ class Averages:
             raise self.nodes.broken(lost, wire.AverageRequest.phase) from None
 
     def _check_layout(self, node: int, message: Message) -> None:
-        """Refuse replies with other metrics than the first reply."""
         layout = message.content.get(REPLY, ConfigRecord()).get("layout")
         if not isinstance(layout, str) or not layout:
             return

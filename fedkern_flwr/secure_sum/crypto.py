@@ -40,9 +40,9 @@ def share_seeds(seeds: Sequence[bytes], points: Sequence[int], threshold: int) -
     """Share several 32-byte seeds at once; return, for each point, the joined 33-byte shares.
 
     ``points`` are distinct and positive, one per holder; ``threshold`` shares reconstruct a seed.
-    All polynomials are evaluated together by Horner's rule: a long integer has one slot per seed,
-    wide enough not to overflow before the single reduction modulo the prime.
     """
+    # All polynomials are evaluated together by Horner's rule. A long integer has one slot per seed,
+    # wide enough not to overflow before the single reduction modulo the prime.
     count = len(seeds)
     growth = threshold * max(points).bit_length()
     slot = _RANDOM_BYTES + growth // 8 + 2

@@ -94,10 +94,8 @@ class PartyState:
     ----------
     private : bytes
         X25519 key of the run, erased when the roster arrives.
-    roots : dict
-        Cohort -> neighbour -> root of the next sum.
-    last : dict
-        Cohort -> number of the last sum.
+    roots, last : dict
+        Cohort -> neighbour -> root of the next sum; cohort -> number of the last sum.
     fixed : dict
         Name -> digest of the terms of the first sum of that name.
     open : dict
@@ -338,8 +336,8 @@ class Party:
     def accept(self, order: wire.Order) -> None:
         """Accept an order, and use up its number.
 
-        Orders of a cohort must be accepted by increasing numbers. Save the state before the reply
-        is sent: a key of a number that the state does not remember could be used twice.
+        A cohort's numbers must increase. Save the state before the reply is sent: a key of a number
+        that the state does not remember could be used twice.
 
         Raises
         ------
@@ -365,13 +363,10 @@ class Party:
     ) -> wire.Upload:
         """Encode, mask and share this party's vector; refuse before anything is sent.
 
-        - ``values``: The vector; ``np.broadcast_to(0.0, length)`` is encoded without cost.
-        - ``overwrite`` (default: False): Whether the masked vector may reuse the memory of
-          ``values``.
-        - ``release``: For sums with noise: name of the request.
-        - ``told``: Digest of the values, if known: :func:`.membership.digest_of`.
-        - ``common``: Digest of what all parties must agree on without the server, such as secret
-          landmarks. Masks of parties with another digest do not cancel.
+        ``values`` has shape (order.length,); ``np.broadcast_to(0.0, length)`` is encoded without
+        cost. With ``overwrite`` the masked vector may reuse its memory. ``common`` is a digest of
+        what all parties must agree on without the server, such as secret landmarks: masks of
+        parties with another one do not cancel.
 
         Raises
         ------

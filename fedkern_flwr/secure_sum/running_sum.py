@@ -113,10 +113,8 @@ class RunningSum:
         Parties whose vectors are in, once final; empty before.
     repeated : bool
         Whether parties were requested to send again.
-    suspects : list of int
-        Parties with masks that do not fit those of most others; the sum was aborted.
-    forgers : list of int
-        Parties with forged shares, which were ignored.
+    suspects, forgers : list of int
+        Parties with masks that do not fit those of most others, and with forged shares.
     voting : bool
         Whether all parties have pinned identities, and so vote for the survivors.
     """
@@ -144,7 +142,7 @@ class RunningSum:
         self._pair_shares: dict[Pair, dict[int, bytes]] = {}
 
     def take(self, partition: int, reply: Reply, asked: Recover | None) -> None:
-        """Read a section of a party's reply; ``asked`` is the request to recover."""
+        """Read a section of a party's reply."""
         if isinstance(reply, Upload):
             self.add(partition, reply)
         elif isinstance(reply, Vote):

@@ -119,7 +119,6 @@ def _text_cells(
 
 
 def _categories(found: Sequence[str], codes: Floats) -> Cells:
-    """Return a column of categories; merge spellings, keeping the most frequent."""
     times = np.bincount(codes[np.isfinite(codes)].astype(np.intp), minlength=len(found)).tolist()
     spelled: dict[str, str] = {}
     for one, _ in sorted(zip(found, times, strict=True), key=lambda pair: (-pair[1], pair[0])):
@@ -440,7 +439,6 @@ def _part(found: Any, key: str) -> NDArray[np.str_]:
 
 
 def _zero(found: Any) -> NDArray[np.bool_]:
-    """Return which numbers are 0, and so need no unit."""
     return np.asarray(
         pc.fill_null(pc.match_substring_regex(found.field("number"), "^[0.,]+$"), False)
     )
@@ -471,7 +469,6 @@ def _one_unit(
 
 
 def _spelled(unit: str) -> str:
-    """Return a unit in one spelling: lower case except the litre."""
     text = unit.replace("μ", "µ").lower().translate(_RAISED)
     text = _POWER.sub(r"10^\1/", text) if _POWER.match(text) else text.replace("^", "")
     parts = re.split("(/| per )", text)
@@ -626,7 +623,6 @@ def _all_numbers(cells: Any) -> bool:
 
 
 def _named(cells: Any, names: tuple[tuple[str, str], ...], column: str, source: str) -> Any:
-    """Return the classes of labels; TableError for a label without a class."""
     if pa.types.is_floating(cells.type) and pc.all(pc.equal(pc.floor(cells), cells)).as_py():
         cells = cells.cast(pa.int64())
     cells = cells.cast(pa.string())
@@ -677,7 +673,6 @@ def _has_comma(cells: Any) -> bool:
 
 
 def _without_thousands(cells: Any, decimal: Decimal) -> Any:
-    """Remove thousands marks from a column, if each of its numbers may have one."""
     mark, how, like = _FRACTIONS[decimal == ","]
     if not pa.types.is_string(cells.type) or not (numbers := _count(cells, how)):
         return cells

@@ -180,7 +180,6 @@ def _stacked(cells: pa.Table) -> NDArray[Any]:
 
 
 def _as_typed(cells: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Convert columns to the types of a schema; null if that is impossible."""
     import pyarrow as pa
 
     for j, name in enumerate(cells.column_names):

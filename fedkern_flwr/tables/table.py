@@ -91,7 +91,6 @@ class Table:
 
     @property
     def _placed(self) -> bool:
-        """Whether ``places`` is about these rows; not after rows were added."""
         return self.places is not None and len(self.places) == self.rows
 
     def take(self, indices: ArrayLike) -> Table:

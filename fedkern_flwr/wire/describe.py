@@ -172,13 +172,11 @@ class DescribeRequest(_Opening, phase="describe"):
     secure : bool
         Whether the run uses secure sums: the node then makes a key.
     order_seed : int
-        Seed of the order in which rows are announced, for methods that sample rows. -1: random for
-        this session.
+        Seed of the order in which rows are announced; -1: random for this session.
     privacy : str
-        Privacy budget, see :class:`~fedkern_flwr.privacy.Budget`; "" for a run without noise.
+        Privacy budget; "" for a run without noise.
     nonces : str
-        For a resumed run: JSON object of partition -> nonce, as each node answered. A node refuses
-        to resume a session without its nonce.
+        For a resumed run: JSON object of partition -> nonce. A node refuses to resume without it.
     """
 
     long_texts = ("privacy", "nonces")

@@ -22,10 +22,9 @@ class Roster(Message, phase="sum-roster"):
     ----------
     partitions : bytes
         Ids as little-endian int32, ascending.
-    keys : bytes
-        X25519 public keys, 32 bytes each, in that order.
-    signatures : bytes
-        Ed25519 signatures of the keys, 64 bytes each, zeros without identity.
+    keys, signatures : bytes
+        X25519 public keys (32 bytes each) in that order, and their Ed25519 signatures (64 bytes
+        each, zeros without identity).
     cohorts : str
         JSON list of [threshold, number of its first sum, [partition, ...]].
     cipher : str
