@@ -211,7 +211,7 @@ def exchange(
     phase : str
         Name for the ledger.
     timeout : float
-        Seconds to wait for all replies, not counting time in which a node is away.
+        Seconds to wait for all replies; they start again when an absent node is back.
     ledger : Ledger
         Totals to add to.
     on_reply : callable, optional

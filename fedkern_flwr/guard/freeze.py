@@ -277,8 +277,8 @@ class Freeze:
     def withdraw(self, ids: Sequence[Any]) -> Change:
         """Withdraw rows now and for good, each with others of its block.
 
-        A block loses at least ``least`` rows, those with the lowest hashes; if fewer than ``least``
-        would stay, it loses all. All rows of an id are withdrawn.
+        A block loses at least ``least`` rows: the withdrawn ones, and others with the lowest
+        hashes. If fewer than ``least`` would stay, it loses all. All rows of an id are withdrawn.
         """
         gone = self._named(ids) & self.used
         draw, pieces = mix(self.names, word(self.key, b"deal")), []

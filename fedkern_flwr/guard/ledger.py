@@ -271,7 +271,7 @@ class NodeLedger:
 
     @otherwise(None)
     def lasting_secret(self, purpose: bytes) -> bytes | None:
-        """Return 32 secret bytes that change only with forced changes of the freeze.
+        """Return 32 secret bytes that change only with forced changes and withdrawals.
 
         Random numbers derived from them are equal in all runs, so a repeated run releases nothing
         new. None without a folder.

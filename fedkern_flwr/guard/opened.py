@@ -57,7 +57,7 @@ class Opening:
         Number of columns, if products of columns are summed.
     values : bytes
         Digest of the node's values.
-    function, how
+    function, how : bytes, str
         Identify the summed function of a row across runs (empty if unknown), and the public
         parameters with which a server requests it again.
     share : float

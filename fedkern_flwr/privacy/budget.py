@@ -1,9 +1,8 @@
 """Define the privacy budget of a run, and the noise of a release within it.
 
-Each party of a sum adds noise of variance v / (t - c). Here v is the variance that the release
-needs, t the least number of parties over which the sum can be opened, and c the number of
-colluders, which can subtract their noise. So every opened sum has at least variance v of noise that
-nobody knows.
+Each party of a sum adds noise of variance v / (t - c), where v is the variance that the release
+needs. The sum can be opened over at least t parties, and c colluders can subtract their noise. So
+every opened sum has at least variance v of noise that nobody knows.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class Party:
         for the survivors where needed; needs ``identity``.
     allow_single : bool (default: False)
         Whether the other one of two parties may open their sum, and so learn this party's values.
-    pair_secrets, partners
+    pair_secrets, partners : bool, collection of int
         Whether to derive a secret with every neighbour for the method, and further parties for
         this.
     whole_cohorts : bool (default: False)
@@ -448,9 +448,9 @@ class Party:
         Raises
         ------
         SumError
-            The sets of survivors and dropped parties are inconsistent or not those answered before,
-            there are too few survivors or votes, this party or the receiver is missing, or a share
-            was changed.
+            The sets of survivors and dropped parties are inconsistent, or differ from those
+            answered before. There are too few survivors or votes. This party or the receiver is
+            missing. A share was changed.
         """
         opened, cohort = self.opened(request)
         living = self.check_survivors(opened, request.alive)

@@ -223,7 +223,7 @@ class DescribeReply(_Opening, phase="describe"):
     share : float
         Largest share of the unknowns of its rows that this run should open, in (0, 1]; see
         :mod:`..planning`.
-    again, how
+    again, how : float, str
         Numbers that it may open instead if the run sums an earlier run's function again, with these
         parameters; 0 for none.
     """
