@@ -1,9 +1,9 @@
 """Messages of FDSKL: parties that hold columns of the same rows, some of them with labels.
 
-Rows are named by their positions among those that the receiver has announced. *Owners* are the
-active parties: each has random directions of its own, numbered from 0, and gets the phases of these
-directions; ``known`` says how many of them the owner has of a row already, ``upto`` how many it
-shall have. A sum per owner and chunk of rows holds what is missing, row by row.
+Rows are named by their positions among those that the receiver announced. *Owners* are the active
+parties. Each has random directions, numbered from 0, and receives their phases: it has the first
+``known`` of a row and will have ``upto``. A sum per owner and chunk of rows holds the missing ones,
+row by row.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ LARGEST_OUTPUT = 1e6  # beyond it an iteration has diverged; the bound of sums o
 
 @dataclass(frozen=True)
 class VerticalFacts:
-    """What is public of a run and decides its sums.
+    """Public facts of a run that decide its sums.
 
     Attributes
     ----------
     phase_bits : int
         16 or 32.
     outputs : int or None
-        Columns of the targets; a party without labels does not know it.
+        Columns of the targets; unknown to a party without labels.
     names : ndarray of uint64, shape (n,)
-        The first half of the pseudonym of each row that phases are asked of.
+        First half of the pseudonym of each requested row.
     """
 
     phase_bits: int
@@ -46,7 +46,7 @@ class VerticalFacts:
     names: NDArray[np.uint64]
 
     def scores(self, name: str, rows: int, receiver: int) -> SumSpec:
-        """Return the sum of all parties' outputs at rows of one of them."""
+        """Return the sum of all parties' outputs at rows of one party."""
         return SumSpec(
             name=name,
             encoding=Encoding.fixed_point(LARGEST_OUTPUT),
@@ -61,21 +61,9 @@ def phase_parts(
 ) -> Iterator[tuple[slice, str]]:
     """Yield the chunks of rows of an owner's phases and the names of their sums.
 
-    A name binds a sum to its rows and directions. All parties make it from what they were asked
-    for: masks of parties that were asked for different rows do not cancel.
-
-    Parameters
-    ----------
-    owner : int
-        Partition that receives the sums.
-    names : ndarray of uint64, shape (n,)
-        Pseudonyms of the rows.
-    cuts : ndarray of int32
-        Ends of the chunks.
-    known : ndarray of int32, shape (n,)
-        Phases that the owner has of each row.
-    upto : int
-        Phases that it shall have.
+    A name binds a sum to its rows and directions. Each party derives it from its own request: masks
+    of parties with different requests do not cancel. ``owner`` receives the sums, ``names`` are the
+    rows' pseudonyms, ``cuts`` the ends of the chunks.
     """
     ends = cuts.tolist()
     for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
@@ -86,19 +74,18 @@ def phase_parts(
 
 
 class VerticalDescribeReply(TableReply):
-    """What a party tells about itself; ``rows`` are those with labels to learn from."""
+    """Description of a party; ``rows`` are those with labels to learn from."""
 
     others: int  # rows of which it has features only
     named: bool  # whether its rows have ids; else they are numbered
 
     @property
     def announced(self) -> int:
-        """Number of rows that it announces."""
         return self.rows + self.test_rows + self.others
 
 
 class VerticalRequest(Message):
-    """What every request of the method carries."""
+    """Fields of every request of the method."""
 
     session: str = ""
     round: int = 0  # grows with every exchange, so that duplicates are noticed
@@ -108,18 +95,18 @@ class VerticalRequest(Message):
     delivered: int = 0
 
     def sum_specs(self, facts: VerticalFacts) -> list[SumSpec]:
-        """Declare the sums that the request asks for, each of which is one party's; here none."""
+        """Declare the sums of the request, each received by one party; here none."""
         return []
 
 
 class VerticalReply(Message):
-    """What every reply of the method carries."""
+    """Fields of every reply of the method."""
 
     round: int = 0
 
 
 class StepRequest(VerticalRequest, phase="vertical-step"):
-    """Go on by a step: finish an iteration, score the next batch, collect phases for a third."""
+    """Take a step: finish an iteration, score the next batch, collect phases for a third."""
 
     kernel: str
     gamma: float  # width that the directions are drawn for
@@ -157,16 +144,16 @@ class StepRequest(VerticalRequest, phase="vertical-step"):
         return found
 
     def wanted(self) -> Iterator[tuple[int, Index, int]]:
-        """Yield each owner, how many phases it has of each row, and how many it shall have."""
+        """Yield (owner, known phases of each row, phases it will have)."""
         return zip(self.owners.tolist(), self.known, self.upto.tolist(), strict=True)
 
 
 class StepReply(VerticalReply, phase="vertical-step"):
-    """The step is done; what it contributes is in the sums."""
+    """The step is done; its contribution is in the sums."""
 
 
 class TrainRequest(VerticalRequest, phase="vertical-train"):
-    """Fit a model to phases at once; the last of them come with this request."""
+    """Fit a model to phases; the last of them come with this request."""
 
     pinned = ("loss", "directions", "seed", "intercept", "balanced", "multiples", "regularizations")
 
@@ -184,7 +171,7 @@ class TrainRequest(VerticalRequest, phase="vertical-train"):
 
 
 class TrainReply(VerticalReply, phase="vertical-train"):
-    """What was chosen, not the model."""
+    """What was chosen, without the model."""
 
     multiple: int
     regularization: float
@@ -193,7 +180,7 @@ class TrainReply(VerticalReply, phase="vertical-train"):
 
 
 class OutcomeRequest(VerticalRequest, phase="vertical-outcome"):
-    """Predict held-out rows with what came with this request."""
+    """Predict held-out rows; the last outputs come with this request."""
 
     # Whether to add scores of the rows to sums for their owners now, and predict later; where there
     # is one owner it predicts at once.
@@ -212,7 +199,7 @@ class OutcomeRequest(VerticalRequest, phase="vertical-outcome"):
 
 
 class OutcomeReply(VerticalReply, phase="vertical-outcome"):
-    """How good the predictions are."""
+    """Evaluation of the predictions."""
 
     # Of this party's held-out rows (see ``Yardstick.count``), empty if not asked.
     counts: Floats = array("counts", dtype="float64")
