@@ -1,11 +1,11 @@
-"""Messages of HierarchicalSVM: users in groups, an agent per group, at times a label owner.
+"""Messages of HierarchicalSVM: users in groups, an agent per group, perhaps a label owner.
 
-Models are matrices, a row per output: the coefficients of the features, then the bias. What is
-summed travels in secure sums, named here; what follows the vector of a sum are statistics.
+Models are matrices, a row per output: coefficients, then bias. Sums are named here; statistics
+follow the vector of a sum.
 
-A request says which sums it asks for, ``sum_specs(facts)``. The server makes the facts of what the
-nodes described and orders the sums. A node makes them of its table, of the options that it was
-started with and of what it was sent before, and refuses other orders.
+A request declares its sums by ``sum_specs(facts)``. The server takes the facts from the nodes'
+descriptions. A node takes them from its table, its options and earlier requests, and refuses a
+request with other sums.
 """
 
 from __future__ import annotations
@@ -65,32 +65,32 @@ EVERYBODY = 0
 
 @dataclass(frozen=True, kw_only=True)
 class SVMFacts:
-    """What is public of a run, and says what its exchanges sum.
+    """Public facts of a run that decide the sums of its exchanges.
 
     Attributes
     ----------
     bound : float
-        Public bound on the numbers that are summed.
+        Public bound on summed numbers.
     columns : int
         Of a row; in a vertical split of the group's block.
     features : int
-        Random Fourier frequencies, 0 for the columns as they are.
+        Random Fourier frequencies, 0 for plain columns.
     outputs, classes, label_bound
-        What the labels are.
+        Of the labels.
     trials : int
-        Models of each output: several while C is chosen.
+        Models per output: several while C is chosen.
     told : str
-        Name of the sum of the exchange, where it follows from all that the users were sent.
+        Name of the exchange's sum, if it depends on all earlier requests to the users.
     rows, tests : sequence of int
-        Rows to learn from and held-out rows of each user, as they signed it.
+        Signed training and held-out rows of each user.
     budget : Budget, optional
-        Of privacy.
+        Privacy budget.
     agent, owner : int
         Parties that open sums in a vertical split.
     plan_rows, all_rows : int
-        Of the plan of a vertical split: rows to learn from, and with those held out.
+        Training rows of a vertical split; with those held out.
     cohort, label
-        Of the server: see :class:`~fedkern_flwr.exchange.SumSpec`.
+        For the server: see :class:`~fedkern_flwr.exchange.SumSpec`.
     """
 
     bound: float = DEFAULT_BOUND
@@ -113,7 +113,7 @@ class SVMFacts:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the models: outputs, coefficients with the bias."""
+        """Shape of the models: outputs, coefficients with the bias."""
         return self.outputs * self.trials, model_columns(self.columns, self.features) + 1
 
     def sum(self, name: str, length: int | None, **more: Any) -> SumSpec:
@@ -122,7 +122,7 @@ class SVMFacts:
         return SumSpec(name=name, length=length, encoding=Encoding.fixed_point(self.bound), **about)
 
     def models(self, name: str, statistics: int, receiver: int = -1) -> list[SumSpec]:
-        """Return the sum of models with so many statistics of each output."""
+        """Return the sum of models with ``statistics`` numbers per output."""
         outputs, width = self.shape
         return [self.sum(name, outputs * (width + statistics), receiver=receiver)]
 
@@ -131,13 +131,13 @@ class SVMFacts:
         return self.sum(GROUP_SUM, length, receiver=one_party(agent), label=self.label)
 
     def noisy(self, release: Release, length: int, rows: Sequence[int], **more: Any) -> SumSpec:
-        """Return a sum with noise, of numbers that a row moves by one at most."""
+        """Return a sum with noise, of numbers that a row moves by at most one."""
         code = Encoding.fixed_point(float(max(1, *rows)))
         return SumSpec(name=release.name, length=length, encoding=code, release=release, **more)
 
 
 class SVMDescribeReply(TableReply):
-    """What a node tells about itself; ids in a vertical split alone."""
+    """Description of a node; with ids only in a vertical split."""
 
     group: int  # the group that it belongs to, from 0; -1 for the label owner
     named: bool  # whether its rows have ids; else they are numbered
@@ -146,7 +146,7 @@ class SVMDescribeReply(TableReply):
 
 
 class SVMRequest(Message):
-    """What every request carries, and who answers it: nodes of all roles, if that is not said."""
+    """Fields of every request; ``role`` is the receivers' role, empty for all."""
 
     role: ClassVar[str] = ""
     session: str = ""
@@ -154,20 +154,20 @@ class SVMRequest(Message):
     attempt: int = 0  # how often it has been asked before
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
-        """Return which secure sums it asks for: none here."""
+        """Return the secure sums of the request: none here."""
         return []
 
 
 class IterationRequest(SVMRequest):
-    """``round`` is the iteration after the receiver's last one, or that one again."""
+    """``round`` is the receiver's next iteration, or its last one again."""
 
 
 class StepRequest(SVMRequest):
-    """``round`` grows from exchange to exchange; the receiver may have missed some."""
+    """``round`` grows with each exchange; the receiver may have missed some."""
 
 
 class SVMReply(Message):
-    """What every reply carries: the number of the request; often the upload to a sum besides."""
+    """Fields of every reply: the request's number, often with a masked vector."""
 
     round: int = 0
 
@@ -176,7 +176,7 @@ class SVMReply(Message):
 
 
 class FeaturesRequest(SVMRequest):
-    """What a model is linear in."""
+    """Inputs of the linear model."""
 
     role = USER
     pinned = ("raw_mean", "raw_deviation")
@@ -204,7 +204,7 @@ class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
     folds: int = 0
 
     def sum_name(self, before: str) -> str:
-        """Name of the sum: all users who add to it have been told the same, now and before."""
+        """Name of the sum; only users with the same requests, now and before, add to it."""
         alike = replace(self, partners=np.zeros(0, np.int32))
         return bind(STATISTICS_SUM, alike, session=before, round=0, attempt=0)
 
@@ -241,7 +241,7 @@ class SolveRequest(IterationRequest):
 
 
 class LocalRequest(SolveRequest, phase="svm-local"):
-    """To users without agents: take over the center, which the server has made, first."""
+    """To users without agents: take the server's center first."""
 
     pinned = ("relaxation",)
 
@@ -259,9 +259,9 @@ class LocalReply(SVMReply, phase="svm-local"):
 
 
 class StepWithAgentRequest(SolveRequest, phase="svm-step"):
-    """To users of a group: make the group's center of the last iteration first, as its agent does.
+    """To users of a group: first compute the group's last center, as its agent does.
 
-    ``judged`` is also the global model that the center is made with.
+    ``judged`` is also the global model in that center.
     """
 
     pinned = ("relaxation",)
@@ -277,9 +277,9 @@ class StepWithAgentRequest(SolveRequest, phase="svm-step"):
     padded: Ring = array("padded", dtype="ring")
 
     def sum_name(self, before: str) -> str:
-        """Name of the group's sum: all users who add to it have been told the same, then as now.
+        """Name of the group's sum; only users with the same requests, now and before, add to it.
 
-        ``before`` is the name of the sum before, with which the users' state came about.
+        ``before`` is the name of the sum before, which led to the users' state.
         """
         return bind(GROUP_SUM, self, session=before, attempt=0, sealed=b"")
 
@@ -295,8 +295,8 @@ class StepWithAgentReply(SVMReply, phase="svm-step"):
 class CombineRequest(IterationRequest, phase="svm-combine"):
     """To agents: combine the group's sum with the global model, contribute to the total.
 
-    ``round`` counts the totals. With the sum that the group's users begin meanwhile comes its
-    order: the agent contributes its pad to it.
+    ``round`` counts the totals. The request also starts the agent's part in the sum that the users
+    begin meanwhile: it contributes its pad.
     """
 
     role = AGENT
@@ -323,10 +323,9 @@ class CombineRequest(IterationRequest, phase="svm-combine"):
     folds: int = 0
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
-        """A total of all agents or of those left; and the agent's pad of the sum ``told`` of.
+        """A total of all agents or the remaining ones; and the agent's pad of the sum ``told``.
 
-        How long that sum is says the request to the users. The agent looks at it when it seals the
-        pad for them.
+        The users' request defines the pad's length. The agent checks it when sealing the pad.
         """
         length = self.outputs * (self.width + AGENT_STATISTICS)
         found = [facts.sum(AGENTS_SUM, length), facts.sum(LEFT_SUM, length, self_masks=True)]
@@ -334,14 +333,14 @@ class CombineRequest(IterationRequest, phase="svm-combine"):
 
 
 class CombineReply(SVMReply, phase="svm-combine"):
-    """The beginning of the pad of the group's sum, sealed for each user in turn; else nothing."""
+    """Beginning of the pad of the group's sum, sealed for each user; else nothing."""
 
     sealed: bytes
     term: tuple[Floats, ...] = arrays("numbers", dtype="float64")  # the only agent's contribution
 
 
 class EvaluateRequest(SVMRequest, phase="svm-evaluate"):
-    """To users: judge the model on rows to learn from and on held-out rows."""
+    """To users: evaluate the model on training and held-out rows."""
 
     role = USER
     self_masks: bool  # whether the sum may lose users
@@ -359,18 +358,18 @@ class EvaluateReply(SVMReply, phase="svm-evaluate"):
 
 
 class SaveRequest(SVMRequest, phase="svm-save"):
-    """Keep the state on disk under the number of this round."""
+    """Save the state under the number of this round."""
 
 
 class SaveReply(SVMReply, phase="svm-save"):
-    """It is kept."""
+    """It is saved."""
 
 
 class PadRequest(SVMRequest, phase="svm-pad"):
-    """To whom sums belong: contribute the pad to the sums of this exchange."""
+    """To receivers of sums: contribute the pad to the sums of this exchange."""
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
-        """All that an agent or the label owner may open: how long they are, the users check."""
+        """All that an agent or the label owner may open; the users check their lengths."""
         to_agent = [facts.sum(GROUP_SUM, None, receiver=facts.agent)]
         names = (OUTPUT_SUM, JUDGED_SUM, PREDICTED_SUM)
         return to_agent + [facts.sum(name, None, receiver=facts.owner) for name in names]
@@ -384,7 +383,7 @@ class PadReply(SVMReply, phase="svm-pad"):
 
 
 class PlanRequest(StepRequest):
-    """To users of a vertical split: which rows they have."""
+    """To users of a vertical split: the rows that they hold."""
 
     role = USER
     pinned = ("agent", "owner")
@@ -444,7 +443,7 @@ class VisitReply(SVMReply, phase="svm-visit"):
 
 
 class BlockRequest(StepRequest, phase="svm-block"):
-    """To agents of a vertical split: open the group's sum and pass it on to the users."""
+    """To agents of a vertical split: open the group's sum, send it to the users."""
 
     role = AGENT
     # "columns", "weights", "model" or "again": statistics of the columns; weights; weights of the
@@ -456,7 +455,7 @@ class BlockRequest(StepRequest, phase="svm-block"):
 
 
 class BlockReply(SVMReply, phase="svm-block"):
-    """What was opened, sealed for each user in turn."""
+    """The opened sum, sealed for each user."""
 
     sealed: bytes
 
@@ -484,7 +483,7 @@ class OwnerRequest(StepRequest, phase="svm-owner"):
 
 
 class OwnerReply(SVMReply, phase="svm-owner"):
-    """The next message, and how far the run is."""
+    """The next message, and the state of convergence."""
 
     model: bool = False  # whether the message is that of the model
     objective: float = 0.0  # of the present model; 0 while it is not known
@@ -497,7 +496,7 @@ class OwnerReply(SVMReply, phase="svm-owner"):
 
 
 class PredictRequest(FeaturesRequest, StepRequest, phase="svm-predict"):
-    """To users of a horizontal split: predict the held-out rows with a model, and write them."""
+    """To users of a horizontal split: predict the held-out rows and write them."""
 
     # Shapes (k, d) or (k, 2 D), and (k,).
     weights: Floats = array("outputs", "width", dtype="float64")
@@ -506,13 +505,13 @@ class PredictRequest(FeaturesRequest, StepRequest, phase="svm-predict"):
 
 
 class PredictReply(SVMReply, phase="svm-predict"):
-    """What the user has done."""
+    """Number of predictions."""
 
     samples: int  # rows that it predicted, 0 if it holds none out
 
 
 class RecallRequest(StepRequest, phase="svm-recall"):
-    """To agents of a vertical split: pass the group's part of a model on to the users."""
+    """To agents of a vertical split: send the users the group's part of a model."""
 
     role = AGENT
     model: str  # session of the run that made the model
@@ -520,7 +519,7 @@ class RecallRequest(StepRequest, phase="svm-recall"):
 
 
 class RecallReply(SVMReply, phase="svm-recall"):
-    """Means and deviations of the columns, and the weights, sealed for each user in turn."""
+    """Means and deviations of the columns, and the weights, sealed for each user."""
 
     sealed: bytes
 
@@ -554,7 +553,7 @@ class WriteRequest(StepRequest, phase="svm-write"):
 
 
 class WriteReply(SVMReply, phase="svm-write"):
-    """What the owner has done."""
+    """Number of predictions."""
 
     samples: int  # rows that are predicted
 
@@ -591,7 +590,7 @@ class GradientReply(SVMReply, phase="svm-gradient"):
 
 
 class CountRequest(GradientRequest, phase="svm-count"):
-    """To users: count how held-out rows are predicted, and write the predictions."""
+    """To users: count the outcomes of held-out rows, and write the predictions."""
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Counts of held-out rows, with noise."""
