@@ -1,8 +1,7 @@
-"""Messages of FedCG, and what they sum: hospitals with rows and labels, centres with features.
+"""Messages of FedCG and their sums: hospitals with rows and labels, centres with features.
 
-Hospitals and centres are told what to do by the same requests; session and number of the exchange
-are filled in as a request is sent, the number of a reply by the client's base. A request says with
-``sum_specs`` which secure sums it asks for: the strategy orders these, a client compares.
+Hospitals and centres get the same requests. A request declares its secure sums by ``sum_specs``:
+the strategy requests these, a client compares.
 """
 
 from __future__ import annotations
@@ -47,35 +46,35 @@ _ROUNDED = 1.0 + 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is public of a run and a party, as far as the sums of a request depend on it.
+    """Public facts of a run and a party that decide the sums of a request.
 
-    The strategy knows of the rows of all hospitals, and of the widest ranges. A party knows its own
-    alone: its bounds may be smaller than those that are ordered.
+    The strategy knows the rows of all hospitals and the widest ranges. A party knows only its own,
+    so its bounds may be smaller than the requested ones.
 
     Attributes
     ----------
     landmarks : int
-        Number m of landmarks, or of features.
+        m landmarks, or features.
     labels : Yardstick
-        What the hospitals have labels of.
+        Kind of the hospitals' labels.
     rows, tests : sequence of int
-        Training and held-out rows of each hospital that take part.
+        Participating training and held-out rows of each hospital.
     block, features : str, int
-        The party's block of features, and how many it has.
+        The party's block, and its number of features.
     distance : float
-        What no distance of a row to a landmark is beyond.
+        Bound on the distance of a row to a landmark.
     budget : Budget or None
-        What the run may cost in privacy.
+        Privacy budget.
     signed : sequence of (int, int)
-        Rows and held-out rows of each hospital in the sum, as it signed them.
+        Signed rows and held-out rows of each hospital in the sum.
     wanted : collection of str
-        Names of the sums that only some runs take.
+        Names of optional sums that this run takes.
     cohorts : mapping
         Name of a set of parties -> its number, which a party does not compare.
     bits : int (default: 64)
-        Of a number in the sums of distances; a party takes any.
+        Of a number in sums of distances; a party accepts any.
     counted : int, optional
-        Of a party: its rows whose classes are counted, whatever rows a request names.
+        For a party: its rows whose classes are counted, whatever rows a request names.
     """
 
     landmarks: int
@@ -95,7 +94,7 @@ class Facts:
     def over(
         self, parties: str, name: str, length: int, bound: float, *, bits: int = 64, **more: Any
     ) -> SumSpec:
-        """Return a sum over a set of parties, all of them, of numbers up to ``bound``."""
+        """Return a sum over all of a set of parties, of numbers up to ``bound``."""
         # a party that has nothing to add has a bound of zero, which no encoding has
         encoding = Encoding.fixed_point(max(bound * _ROUNDED, sys.float_info.min), bits)
         known: dict[str, Any] = {"encoding": encoding, "wider": True, **more}
@@ -103,7 +102,7 @@ class Facts:
 
 
 class HybridDescribeReply(TableReply):
-    """What a hospital or centre tells about itself; training rows come first."""
+    """Description of a hospital or centre; training rows come first."""
 
     block: str  # parties with the same block of features have the same columns
     seeded: bool  # whether the secret of the block's landmarks is configured at the node
@@ -116,11 +115,11 @@ class HybridDescribeReply(TableReply):
     fold_sum_rows: int = 0  # the same of all hospitals' rows
 
     def bound(self, kernel: str) -> float:
-        """Return the largest distance of a kernel within the declared ranges."""
+        """Return the largest distance within the declared ranges."""
         return self.square_bound if kernel == "rbf" else self.absolute_bound
 
     def secret_digest(self, holders: int) -> str:
-        """Return the digest of its secret of a block of so many holders; empty without one."""
+        """Return the digest of its secret for a block of ``holders`` holders; empty without one."""
         if self.seeded:
             return self.secret_digests
         told = [text.partition(":") for text in self.secret_digests.split()]
@@ -128,24 +127,24 @@ class HybridDescribeReply(TableReply):
 
 
 class HybridRequest(Message):
-    """What every request of the method carries."""
+    """Fields of every request of the method."""
 
     session: str = ""
     round: int = 0  # grows with every exchange, so that duplicates are noticed
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return the secure sums that it asks for."""
+        """Return the secure sums of the request."""
         return []
 
 
 class HybridReply(Message):
-    """What every reply of the method carries."""
+    """Fields of every reply of the method."""
 
     round: int = 0
 
 
 class PlainReply(HybridReply):
-    """A reply to what is summed."""
+    """Reply to a request for a sum."""
 
     # Of its landmarks, as in DistancesReply; where a request says how the kernel is made.
     fingerprint: bytes = b""
@@ -154,10 +153,10 @@ class PlainReply(HybridReply):
 
 
 class RowsRequest(HybridRequest):
-    """A request about rows of hospitals.
+    """Request about rows of hospitals.
 
-    A request about rows ends with the variadic ``rows``: for each hospital, which of the receiver's
-    announced rows stands at each position of that hospital's kernel, -1 for none.
+    It ends with the variadic ``rows``: for each hospital, the receiver's announced row at each
+    position of that hospital's kernel, -1 for none.
     """
 
     hospitals: Index = array("hospitals", dtype="index")  # partitions
@@ -167,21 +166,21 @@ class RowsRequest(HybridRequest):
 
     @property
     def parts(self) -> list[tuple[int, int, int, int, Index]]:
-        """Of each hospital: partition, training rows, first and last position, and its rows."""
+        """Per hospital: partition, training rows, first and last position, rows."""
         columns = (self.hospitals, self.trains, self.starts, self.stops)
         rows: tuple[Index, ...] = self.rows  # type: ignore[attr-defined]  # the last field
         return list(zip(*(column.tolist() for column in columns), rows, strict=True))
 
     @property
     def training_positions(self) -> Index:
-        """The positions of all training rows that it names and the receiver holds."""
+        """Positions of all named training rows that the receiver holds."""
         named = [rows[:train] for _, train, *_, rows in self.parts]
         positions = np.concatenate([np.zeros(0, np.int32), *named])
         return positions[positions >= 0]
 
 
 class MomentsRequest(RowsRequest, phase="hybrid-moments"):
-    """Agree on the landmarks of blocks that several parties hold, before the distances."""
+    """Agree on the landmarks of blocks with several holders, before the distances."""
 
     moments: bool  # whether to add up moments of the block's training rows
     sampling: str  # which moments: see hybrid/landmarks.py
@@ -190,7 +189,7 @@ class MomentsRequest(RowsRequest, phase="hybrid-moments"):
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return that of the moments, whose numbers are at most one for each row."""
+        """Return that of the moments, whose numbers are at most one per row."""
         if not self.moments:
             return []
         name, length = f"moments/{facts.block}", moments_length(facts.features, self.sampling)
@@ -205,7 +204,7 @@ class MomentsReply(HybridReply, phase="hybrid-moments"):
 
 
 class KernelRequest(HybridRequest):
-    """How a party draws its landmarks and makes its kernel."""
+    """How a party draws its landmarks and computes its kernel."""
 
     pinned = (
         "kernel",
@@ -243,12 +242,12 @@ class KernelRequest(HybridRequest):
 
 
 class DistancesRequest(KernelRequest, RowsRequest, phase="hybrid-distances"):
-    """Contribute partial distances of the rows to sums that belong to their hospitals."""
+    """Contribute partial distances of the rows to sums, each received by their hospital."""
 
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return those of distances, or phases, and what is summed beside the first of them."""
+        """Return those of distances, or phases, and what is summed along with the first."""
         m, far, found = self.landmarks, facts.distance, list[SumSpec]()
         circle: dict[str, Any] = {"encoding": CIRCLE, "wider": False}
         phases = self.basis == "fourier"  # half as many as features
@@ -282,7 +281,7 @@ class DistancesReply(HybridReply, phase="hybrid-distances"):
 class EquationsRequest(HybridRequest, phase="hybrid-equations"):
     """Add K_h^T K_h and K_h^T y_h to a secure sum; the last distances come with it.
 
-    Where the width is chosen: those of each width and fold, and y_h^T y_h of each fold.
+    To choose a width: those of each width and fold, and y_h^T y_h of each fold.
     """
 
     folds: int = 1  # into which a hospital splits its training rows
@@ -295,7 +294,7 @@ class EquationsRequest(HybridRequest, phase="hybrid-equations"):
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
         """Return that of the equations: a row's products are at most one, or its labels' bound.
 
-        Noise is added to those of Fourier features of a known width alone.
+        Only those of Fourier features of a known width get noise.
         """
         m, outputs, label = facts.landmarks, facts.labels.outputs, facts.labels.bound
         most, release = max(facts.rows), None
@@ -337,7 +336,7 @@ class ProductReply(PlainReply, phase="hybrid-product"):
 
 
 class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
-    """The model for a hospital, which predicts its held-out rows and counts how good it is."""
+    """The model for a hospital, which predicts its held-out rows and counts outcomes."""
 
     count: bool  # whether to add the counts of the held-out rows to a secure sum
     bins: int = 0  # of the histograms among them, 0 for none
@@ -351,7 +350,7 @@ class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
     factor: Floats = array("factors", "factors", dtype="float64")
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return that of the counts of held-out rows, if they are to be counted."""
+        """Return that of the counts of held-out rows, if requested."""
         if not self.count:
             return []
         yard, release = replace(facts.labels, bins=self.bins), None
@@ -373,11 +372,11 @@ class CoefficientsReply(PlainReply, phase="hybrid-coefficients"):
 
 
 class OwnEquationsRequest(KernelRequest, EquationsRequest, phase="hybrid-own-equations"):
-    """Make the kernel, then answer as to an EquationsRequest."""
+    """Compute the kernel, then answer as to an EquationsRequest."""
 
 
 class OwnProductRequest(KernelRequest, ProductRequest, phase="hybrid-own-product"):
-    """Make the kernel, then answer as to a ProductRequest."""
+    """Compute the kernel, then answer as to a ProductRequest."""
 
 
 #: Phase of a request -> the request that says how the kernel is made as well.
@@ -390,25 +389,19 @@ OWN: dict[str, type[KernelRequest]] = {
 def distances_sum(hospital: int, start: int, whole: int | None) -> str:
     """Return the name of the sum of distances of a hospital's rows from a position on.
 
-    Masks depend on the name: a hospital and a centre that were told different things have no sum.
-
-    Parameters
-    ----------
-    hospital, start : int
-        Partition and position.
-    whole : int or None
-        The training rows of the hospital if every centre of the sum has all of them.
+    Masks depend on the name: parties with different requests have no sum. ``whole`` is the number
+    of training rows if every centre of the sum has all of them, else None.
     """
     return f"distances/{hospital}{'' if whole is None else f'/whole {whole}'}#{start}"
 
 
 def write_widths(kernel: str, gammas: Sequence[float]) -> str:
-    """Return how the widths of a run are asked for again."""
+    """Return the widths of a run as text, for repeated requests."""
     return json.dumps([kernel, *gammas])
 
 
 def read_widths(text: str) -> tuple[str, list[float]]:
-    """Return kernel and widths of :func:`write_widths`; none of any other text."""
+    """Return kernel and widths of :func:`write_widths`; none for any other text."""
     try:
         kernel, *gammas = read_json(text)
         widths = [float(gamma) for gamma in gammas]
@@ -420,10 +413,9 @@ def read_widths(text: str) -> tuple[str, list[float]]:
 
 
 def equations_sum(request: EquationsRequest) -> str:
-    """Return the name of the sum of the normal equations that a request asks for.
+    """Return the name of the sum of the normal equations.
 
-    Masks depend on the name: hospitals that were told different widths, folds or counts of classes
-    have no sum.
+    Masks depend on it: hospitals with different widths, folds or class counts have no sum.
     """
     if not request.gammas.size:
         return "equations"
