@@ -74,8 +74,8 @@ class FedCG(PrivateMethod, Judges):
 
     Hospitals own rows with labels, centres own blocks of features of these rows. The kernel is a
     product over blocks, its landmarks are random; the coefficients solve
-    (K^T K + lambda I) a = K^T y (eq. 2.9) for all hospitals' rows together. They are the same as
-    if all data were pooled, by default after five exchanges, or three where there are no centres.
+    (K^T K + lambda I) a = K^T y (eq. 2.9) for all hospitals' rows together. They are the same as if
+    all data were pooled, by default after five exchanges, three without centres.
 
     Flower's ``initial_arrays`` are coefficients, shape (m, k), from which cg starts, and
     ``num_rounds`` (1000) its most iterations.
@@ -83,7 +83,7 @@ class FedCG(PrivateMethod, Judges):
     Attributes
     ----------
     plan_ : Plan
-        Who holds which rows and blocks.
+        Parties, their rows and blocks.
     landmarks_ : int
         m.
     coefficients_ : ndarray of float64, shape (m, k)
@@ -93,12 +93,12 @@ class FedCG(PrivateMethod, Judges):
     regularization_ : float
         Lambda of the model.
     tuned_ : dict
-        What of them was tried, what was chosen and how; empty where nothing was. The widths of the
-        landmarks are half and double of the one that was chosen, in turn.
+        What was tried and chosen; empty if nothing was. Landmarks have half and double the chosen
+        width, in turn.
     outputs_, classes_, label_bound_
-        What the hospitals have labels of.
+        Of the hospitals' labels.
     model_of : (str, int)
-        Of predictions: session and step of the run that made the model.
+        For predictions: session and step of the model's run.
 
     References
     ----------
@@ -187,9 +187,9 @@ class FedCG(PrivateMethod, Judges):
             raise OptionError(problem, remedy=remedy, code=code)
 
     def _misfits(self, direct: bool, possible: bool, given: bool) -> Iterator[tuple[str, str, str]]:
-        """Yield problem, remedy and code of options that do not go together.
+        """Yield problem, remedy and code of options that conflict.
 
-        ``possible`` is whether width and lambda can be chosen, ``given`` whether they need not be.
+        ``possible``: width and lambda can be chosen; ``given``: they need not be.
         """
         rank, asked = self.preconditioner_rank, self.tune in ("folds", "gcv")
         if self.distance_bits not in (32, 64):
@@ -234,19 +234,18 @@ class FedCG(PrivateMethod, Judges):
 
     @property
     def chosen_solver(self) -> str:
-        """The solver that ``auto`` stands for."""
         if self.solver != "auto":
             return self.solver
         return "normal-equations" if self.fixed_landmarks <= _DIRECT_UP_TO else "cg"
 
     @property
     def fixed_landmarks(self) -> int:
-        """Number of landmarks where it does not follow from the parties."""
+        """Number of landmarks if it does not depend on the parties."""
         return _LANDMARKS if self.landmarks == "auto" else int(self.landmarks)
 
     @property
     def chosen_sampling(self) -> str:
-        """How landmarks are drawn; basis fourier needs no moments of the rows."""
+        """Sampling of landmarks; basis fourier needs no moments of the rows."""
         return "U" if self.sampling == "auto" and self.basis == "fourier" else self.sampling
 
     @property
@@ -274,14 +273,12 @@ class FedCG(PrivateMethod, Judges):
         self._factor: Arrays = {}
 
     def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
         rank = self.rank if self.chosen_solver == "cg" else 0
         return {**super().options(), "solver": self.chosen_solver, "preconditioner_rank": rank}
 
     # -- what a method tells about itself
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return coefficients and widths, and what a prediction needs to know."""
         judged = self.judged_ if self._factor else None
         meta = {
             **self.options(),
@@ -302,12 +299,11 @@ class FedCG(PrivateMethod, Judges):
         return {**arrays, **self._factor}, meta
 
     def _tables(self) -> dict[str, str]:
-        """Return a digest of the names of each block's columns."""
+        """Return a digest of each block's column names."""
         parties: Mapping[int, Any] = self.parties_
         return {party.block: party.columns for party in parties.values()}
 
     def privacy(self) -> dict[str, Any]:
-        """Return what is seen by whom."""
         predicts, alone = bool(self.model_of[0]), len(self.plan_.hospitals) == 1
         private, sampling = self.budget is not None, self.chosen_sampling
         summed = "K^T y and products of K^T K" if self.chosen_solver == "cg" else "K^T K and K^T y"
@@ -371,21 +367,18 @@ class FedCG(PrivateMethod, Judges):
         return hospital_allowance(self.plan_, known).numbers
 
     def matched(self) -> dict[str, Any]:
-        """Return whose rows were matched."""
         return self.plan_.report() if self.plan_.wards else {}
 
     def result(self) -> dict[str, Any]:
-        """Return the result of the last run, with what was tried and chosen in it."""
         return {**super().result(), **({"tuned": self.tuned_} if self.tuned_ else {})}
 
     # -- parties
 
     def check_parties(self, parties: Sequence[Any]) -> None:
-        """Refuse partitions that clash and ids that come twice."""
         hybrid.check_parties(parties)
 
     def cohorts(self) -> list[list[int]] | None:
-        """Match the rows; return the sets among which is summed, fixed by who holds what."""
+        """Match the rows; return the sets that sum, which follow from the parties' rows."""
         parties: list[Any] = list(self.parties_.values())
         self.plan_ = match_rows(
             parties,
@@ -410,7 +403,7 @@ class FedCG(PrivateMethod, Judges):
         return list(self._sets.values())
 
     def _plan_sizes(self) -> None:
-        """Choose the sizes that are not stated, within what the nodes let out."""
+        """Choose unset sizes within the nodes' release limits."""
         if self.model_of[0] or not (self.tunes or self.landmarks == "auto"):
             return
         counts = self.classes_ if self.class_weight else 0
@@ -424,7 +417,6 @@ class FedCG(PrivateMethod, Judges):
     # -- a run
 
     def rounds(self, parties: Sequence[Any]) -> Rounds:
-        """Fit the model, give it to the hospitals, judge it on their held-out rows."""
         arrays, meta = self.saved_, self.saved_meta_
         self.fingerprints_ = dict(meta.get("fingerprints", {}))
         self.landmarks_ = meta.get("landmarks", self.landmarks_)  # a node has less left by now
@@ -464,7 +456,7 @@ class FedCG(PrivateMethod, Judges):
         return metrics
 
     def _first_coefficients(self) -> Floats:
-        """Return what conjugate gradients start from: what was given, zeros or standard normal."""
+        """Return the start of conjugate gradients: given, zeros or standard normal."""
         shape = (self.landmarks_, self.outputs_)
         if self.initial_:
             (start,) = self.initial_
@@ -523,7 +515,7 @@ class FedCG(PrivateMethod, Judges):
             self.gammas_ = of_landmarks(self, np.array([tuned["gamma"]]))[0]
 
     def _keep_factor(self, system: HybridSystem) -> None:
-        """Keep what variances are made of: the inverse of the factor of K^T K + lambda I."""
+        """Keep the inverse factor of K^T K + lambda I, for variances."""
         if self.variance and not self.classes_ and system.gram is not None:
             matrix = system.gram + self.regularization_ * np.eye(len(system.gram))
             lower = linalg.cholesky(matrix, lower=True)
@@ -534,13 +526,7 @@ class FedCG(PrivateMethod, Judges):
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> FedCG:
-        """Return a strategy with the options of a model that was saved.
-
-        Raises
-        ------
-        CheckpointError
-            It is not a model of this method.
-        """
+        """Return a strategy with the options of a saved model of this method (CheckpointError)."""
         meta = {"basis": "landmarks", **meta}  # which older models do not tell
         check_model(cls.method, {}, meta, {}, needs=_OF_MODEL)
         private = {name: meta[name] for name in meta if name.startswith("privacy_")}
@@ -549,9 +535,9 @@ class FedCG(PrivateMethod, Judges):
     def predict_at_nodes(
         self, grid: Grid, arrays: Arrays, meta: Mapping[str, Any], *, timeout: float = 3600
     ) -> None:
-        """Have the hospitals predict their held-out rows with a model that was saved.
+        """Let the hospitals predict their held-out rows with a saved model.
 
-        They write the predictions; nothing of them is sent.
+        They write the predictions and send nothing of them.
 
         Parameters
         ----------
@@ -565,7 +551,7 @@ class FedCG(PrivateMethod, Judges):
         Raises
         ------
         CheckpointError
-            The model is not one of this method or of these options.
+            The model has another method or other options.
         CohortError, ProtocolError, TableError, OptionError
             See :meth:`start`.
         """

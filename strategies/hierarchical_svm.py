@@ -1,9 +1,8 @@
 """HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
 
-The strategy has the options, says who sums with whom and who sees what, and leads through a run.
-Its parts are plain objects, which get what they need: :class:`~.hierarchical_runs.RowRun` for rows
-at users, :class:`~.hierarchical_loop.GroupLoop` for their groups with agents, and
-:class:`~.hierarchical_runs.ColumnRun` for columns at groups.
+The strategy has options, cohorts, privacy report and the course of a run. Its parts are
+:class:`~.hierarchical_runs.RowRun` (rows at users), :class:`~.hierarchical_loop.GroupLoop` (groups
+with agents) and :class:`~.hierarchical_runs.ColumnRun` (columns at groups).
 """
 
 from __future__ import annotations
@@ -69,16 +68,16 @@ _OF_MODELS = {"partition": "partition", "model": "kind"}
 class HierarchicalSVM(Judges, PrivateMethod):
     """HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
 
-    Minimises 1/2 |w|^2 + C sum_n loss(y_n, w^T x_n + b) over the rows of all users. In a horizontal
-    split by consensus ADMM in two layers, see :mod:`fedkern_flwr.groups.consensus`: users solve
-    their part of the problem, agents open the sums of their groups and nobody else does, the server
-    makes the global model from the agents' masked sum. Without agents the server makes it from the
-    masked sum of all users. Both take an exchange an iteration. A vertical split takes two, by
+    Minimises 1/2 |w|^2 + C sum_n loss(y_n, w^T x_n + b) over the rows of all users. Horizontal
+    splits use consensus ADMM in two layers, see :mod:`fedkern_flwr.groups.consensus`: users solve
+    their part of the problem, only agents open the sums of their groups, the server makes the
+    global model from the agents' masked sum. Without agents it uses the masked sum of all users.
+    Both take one exchange per iteration. A vertical split takes two, by
     :mod:`fedkern_flwr.solvers.dual_subspace`.
 
     Flower's ``initial_arrays`` are not used: ADMM starts at zero. ``num_rounds`` (200) are its most
-    iterations, fewer where the nodes' release limits allow fewer. The result has the weights and
-    biases of a horizontal split.
+    iterations, fewer if the nodes' release limits require it. The result has the weights and biases
+    of a horizontal split.
 
     Parameters
     ----------
@@ -95,18 +94,18 @@ class HierarchicalSVM(Judges, PrivateMethod):
     Attributes
     ----------
     groups_ : tuple of Group
-        Who belongs to which group.
+        The groups.
     row_plan_ : RowPlan
-        Of vertical splits: which rows belong together.
+        For vertical splits: matched rows.
     trace_ : list of (float, int, ndarray)
-        Seconds since the start, iterations of the slowest group and global model, for each of the
-        agents' totals.
+        For each of the agents' totals: seconds since the start, iterations of the slowest group,
+        global model.
     coefficients_ : ndarray, shape (k, d + 1)
         The model in the coordinates of the run.
     outputs_, classes_, label_bound_
-        What the labels are.
+        Of the labels.
     predicting : str
-        Of predictions: session of the run that made the model.
+        For predictions: session of the model's run.
 
     References
     ----------
@@ -255,7 +254,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @property
     def layers(self) -> bool:
-        """Whether there are agents: in a run of which that is not said, as its nodes are."""
+        """Whether there are agents; by default as the nodes describe themselves."""
         if self.architecture is not None or self.budget is not None:
             return self.architecture == "hierarchical"
         grouped = any(p.role == AGENT or p.group > 0 for p in self.parties_.values())
@@ -263,7 +262,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @property
     def loss(self) -> Loss:
-        """The loss of the model."""
         return LOSS_OF[self.kind]
 
     @property
@@ -278,7 +276,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return sum(found) if self.partition == "vertical" else sum(found[:1])
 
     def columns_of(self, group: Group) -> int:
-        """Return how many columns a group's users have."""
         return int(self.party_of(group.users[0]).features)
 
     @property
@@ -296,11 +293,10 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @property
     def tuned_(self) -> dict[str, Any]:
-        """What was tried and chosen, or why nothing was; empty where C was given."""
+        """What was tried and chosen, or why not; empty for a given C."""
         return self.choice_.tuned
 
     def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
         return {
             **super().options(),
             "model": self.kind,
@@ -308,12 +304,11 @@ class HierarchicalSVM(Judges, PrivateMethod):
         }
 
     def result(self) -> dict[str, Any]:
-        """Return the result of the last run, with what was tried and chosen in it."""
         return super().result() | ({"tuned": self.tuned_} if self.tuned_ else {})
 
     @property
     def advice_of_classes(self) -> str:
-        """What to do where rare classes are never found: columns of rows are not weighed."""
+        """What to do if rare classes are never predicted."""
         if self.partition == "vertical":
             return "if they are rare, fdskl with --class-weight balanced finds more of them"
         return super().advice_of_classes
@@ -322,20 +317,17 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @property
     def users_(self) -> list[int]:
-        """All users, group by group."""
         return [user for group in self.groups_ for user in group.users]
 
     def party_of(self, partition: int) -> Any:
-        """Return the description of a party."""
         return next(p for p in self.parties_.values() if p.partition == partition)
 
     @property
     def least_agents(self) -> int:
-        """How many groups there must be at least where some may be left out."""
+        """Fewest groups, if some may be left out."""
         return max(2, len(self.groups_) // 2 + 1)
 
     def check_parties(self, parties: Sequence[Any]) -> None:
-        """Refuse nodes that clash."""
         groups.check_parties(parties)
 
     def cohorts(self) -> list[list[int]] | None:
@@ -383,7 +375,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return sets
 
     def thresholds(self, cohorts: int) -> list[int | None]:
-        """Return the thresholds; where groups may be left out, more than half of the agents."""
+        """Return the thresholds; if groups may be left out, more than half of the agents."""
         found: list[int | None] = [None] * cohorts
         if self.lost_groups == "leave-out":
             found[-1] = self.least_agents
@@ -392,11 +384,11 @@ class HierarchicalSVM(Judges, PrivateMethod):
     # -- what the nodes' release limits allow
 
     def _plan_rows(self) -> None:
-        """Plan frequencies, folds and iterations within what the users' nodes grant this run.
+        """Plan frequencies, folds and iterations within the users' release limits.
 
-        All iterations are about the same rows, so that their numbers add up. The default number of
-        iterations is the most that fit; so is one that the user states as the default. The numbers
-        of a group count, as its agent may send the server what it opens.
+        All iterations are about the same rows, so their numbers add up. The default number of
+        iterations (also if stated) becomes the most that fit. Group sums count, as an agent may
+        send them to the server.
         """
         sets = [group.users for group in self.groups_] if self.layers else [self.users_]
         columns, outputs = self.columns_, self.outputs_
@@ -423,11 +415,11 @@ class HierarchicalSVM(Judges, PrivateMethod):
         self._plan_iterations(fit, allowed, of_rbf)
 
     def _plan_columns(self) -> None:
-        """Plan iterations within what the users' nodes grant this run.
+        """Plan iterations within the users' release limits.
 
-        Users count statistics of columns, and for each visit products with the messages, objective
-        and bound. There are two visits more than iterations. A user's own rows alone are hidden, as
-        the server chooses those of the others.
+        Users count statistics of columns, and per visit products with the messages, objective and
+        bound; visits are two more than iterations. Only a user's own rows hide each other, as the
+        server chooses the others'.
         """
         fits = list[tuple[float, Allowance]]()
         for user in map(self.party_of, self.users_):
@@ -445,11 +437,10 @@ class HierarchicalSVM(Judges, PrivateMethod):
         self.note_plan(f"{self.num_rounds} iterations{more}", allowed)
 
     def _width(self) -> int:
-        """Return how many coefficients a model has, with the bias."""
         return model_columns(self.columns_, self.frequencies) + 1
 
     def _plan_trials(self) -> None:
-        """Try several C, if none is given, and users and options allow it."""
+        """Try several C if none is given and users and options allow it."""
         if self.C is not None:
             return
         if why := self._why_not():
@@ -481,18 +472,16 @@ class HierarchicalSVM(Judges, PrivateMethod):
     # -- a run
 
     def begin(self, config: ConfigRecord | None = None) -> None:
-        """Forget the last run; take the seed of the next."""
         super().begin(config)
         at_least("seed", self.run_seed, 0)
 
     def start(self, *arguments: Any, **named: Any) -> Result:
-        """Run the method; with a budget in fewer iterations, unless it is told how many."""
+        """Run the method; with a budget in fewer iterations by default."""
         if self.budget is not None and len(arguments) < 3 and named.get("num_rounds") is None:
             named["num_rounds"] = gradients.ITERATIONS
         return super().start(*arguments, **named)
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Fit the model and judge it on held-out rows."""
         known, vertical, step = self.saved_meta_, self.partition == "vertical", 0
         if vertical:
             self._plan_columns()
@@ -532,7 +521,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return (yield from self._judge_rows(run, found))
 
     def _facts(self, **more: Any) -> wire.SVMFacts:
-        """Return what is public of a run, and says what its exchanges sum."""
         users = list(map(self.party_of, self.users_))
         return wire.SVMFacts(
             bound=self.bound,
@@ -548,7 +536,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         )
 
     def _learn_groups(self, run: RowRun) -> Steps:
-        """Iterate with groups and their agents."""
         reported = self.history_[-1]["round"] if self.history_ else 0
         loop = GroupLoop(run, (yield Overlapping()), reported)
         if self.saved_meta_:
@@ -556,7 +543,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return (yield from loop.rounds())
 
     def _judge_rows(self, run: RowRun, found: Learned) -> Rounds:
-        """Judge a model of rows; return the metrics of the run."""
+        """Evaluate a model of rows; return the metrics of the run."""
         model, row = found.model, self.history_[-1] if self.history_ else {}
         lost = {user for g in self.groups_ if g.number in found.lost for user in g.users}
         with part("judge"):
@@ -578,7 +565,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return {**judged, **ended, **left_out}
 
     def _learn_privately(self, run: RowRun) -> Rounds:
-        """Learn with a budget of privacy."""
         with part("train"):
             found = yield from run.private_rounds(self.saved_)
         with part("judge"):
@@ -599,7 +585,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return ColumnRun(self, self._facts(owner=owner, **rows), saver, step)
 
     def _learn_columns(self, saver: Saver, step: int) -> Rounds:
-        """Learn from columns at groups; return the metrics of the run."""
         if self.C is None:
             self.choice_.tuned = {"C": 1.0, "by": "nothing", "why": "the split is vertical"}
         run = self._column_run(saver, step)
@@ -613,7 +598,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return found
 
     def _note_end(self, last: int, converged: bool, apart: str) -> dict[str, Any]:
-        """Return how the run ended; note it if it stopped at its share."""
+        """Return how the run ended; note if its release limit stopped it."""
         if self.notes_ and not converged and self.num_rounds < self.default_rounds:
             self.notes_.append(f"stopped after {last} iterations, which is its share: {apart}")
         return iterations_ended(last, converged, apart, MORE_ROUNDS)
@@ -628,27 +613,25 @@ class HierarchicalSVM(Judges, PrivateMethod):
         *,
         timeout: float = 3600,
     ) -> None:
-        """Have held-out rows predicted with a model that was saved.
+        """Have held-out rows predicted with a saved model.
 
         Users of a horizontal split get the model and predict their own rows. In a vertical split
-        agents and label owner take up their parts of the model, which they kept; the label owner
-        gets the outputs of its rows. Nothing but their number is sent to the server.
+        agents and label owner use the parts of the model that they kept, and the label owner gets
+        the outputs of its rows. Only the number of rows is sent to the server.
 
         Parameters
         ----------
         grid : Grid
             Flower's grid, of any engine.
-        arrays : mapping
-            Arrays of the model, see :meth:`model`.
-        meta : mapping
-            What else belongs to the model.
+        arrays, meta : mapping
+            The model, see :meth:`model`.
         timeout : float (default: 3600)
             Seconds to wait for the replies of one exchange.
 
         Raises
         ------
         CheckpointError
-            The model is not one of this method, of these options or of these nodes.
+            The model has another method, other options or other nodes.
         CohortError, ProtocolError, TableError, OptionError
             See :meth:`start`.
         """
@@ -683,13 +666,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> HierarchicalSVM:
-        """Return a strategy with the options of a model that was saved.
-
-        Raises
-        ------
-        CheckpointError
-            It is not a model of this method.
-        """
+        """Return a strategy with the options of a saved model of this method (CheckpointError)."""
         numbers = ("outputs", "columns", "features", "gamma", "seed", "feature_seed")
         check_model(cls.method, {}, meta, {}, (*_OF_MODELS, *numbers, "session", "tables"))
         chosen = {name: meta[name] for name in _OF_MODELS}
@@ -704,7 +681,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
     # -- what a method tells about itself
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the model for columns as they are; in a vertical split its parts stay behind."""
         meta = {
             **self.options(),
             "C": self.C_,
@@ -721,13 +697,12 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return dict(self.model_), meta
 
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
-        """Return the model of a horizontal split, for columns as nodes hold them."""
         if self.partition == "vertical":
             super().fitted(classes)  # raises an error that says why not
         return FittedModel.of_server(self.method, "linear", *self.model(), classes or self.classes_)
 
     def _tables(self) -> dict[str, list[Any]]:
-        """Return names and number of the columns of each group, and what the labels are."""
+        """Return names and number of each group's columns, and the kind of labels."""
         tables: dict[str, list[Any]] = {}
         for group in self.groups_:
             first = self.party_of(group.users[0])
@@ -738,7 +713,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return tables
 
     def privacy(self) -> dict[str, Any]:
-        """Return what is seen by whom."""
         sums = self.sums_privacy()
         cohorts = sums.get("cohorts", [])
         agents = self.lost_groups == "leave-out"  # whose sum may lack some
@@ -755,7 +729,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return found
 
     def matched(self) -> dict[str, Any]:
-        """Return who is in which group, and how many rows were left out."""
         groups = {
             str(group.number): {"users": list(group.users), "agent": group.agent}
             for group in self.groups_
@@ -764,7 +737,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return {"groups": groups, "dropped_rows": dropped} if dropped else {"groups": groups}
 
     def summary(self) -> None:
-        """Log the configuration, and what it gives away."""
         text = "lost_groups leave-out shows the server about what a lost group had contributed"
         if self.lost_groups == "leave-out" and not self.predicting:
             logger.warning(text)
@@ -776,7 +748,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
 
 def needs_agents(strategy: HierarchicalSVM) -> list[str]:
-    """Return which of the options that were given are for runs with agents."""
+    """Return which given options need agents."""
     used = {
         "partition vertical": strategy.partition == "vertical",
         "staleness": strategy.staleness > 0,

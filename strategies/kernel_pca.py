@@ -85,7 +85,6 @@ class KernelPCA(PrivateMethod):
         return metrics
 
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
-        """Return mean and components, which project rows (``transform``)."""
         from fedkern_flwr.fitted import (
             FittedModel,  # a node that finds its client here does without
         )

@@ -176,7 +176,7 @@ class SharedSecret:
         return cls(Path(folder) / f"landmarks-{place.hex()[:32]}")
 
     def take(self, made: bytes, holders: int, *, lasting: bool) -> tuple[bytes, bool]:
-        """Return the secret of earlier runs or the one ``made``, and whether it is for one run only.
+        """Return the secret of earlier runs or the one ``made``; and whether for one run only.
 
         Raises
         ------
