@@ -1,4 +1,4 @@
-"""The client of a preparation run: its columns are summed up, ranges or an encoder come back."""
+"""The client of a preparation run: its columns are summed, ranges or an encoder come back."""
 
 from __future__ import annotations
 
@@ -48,37 +48,36 @@ _NARROW = 50.0
 
 
 class RangesClient(Client):
-    """A node that wants ranges of its columns, over the rows of all nodes with the same columns.
+    """A node that gets ranges of its columns, over the rows of all nodes with the same columns.
 
     Parameters
     ----------
     context : flwr.app.Context
         The node's context.
     x : array, shape (n, d)
-        Rows in the units of the data; NaN where a value is missing.
+        Rows in the units of the data; NaN for missing values.
     y : array, shape (n,), optional
-        Labels, one more column in runs that ask for them.
+        Labels, a further column in runs that request them.
     columns : sequence of str, optional
-        Names of the features, numbers by default. They stay here: a digest of them is sent.
+        Names of the features, default numbers; only a digest is sent.
     block : str (default: "all")
         Name of the columns; nodes with the same name hold the same columns of different rows.
     ranges : path, optional
-        JSON file to write, for :func:`fedkern_flwr.scaling.read_ranges`. With labels it has one
-        more range, ``"label"``.
+        JSON file to write, for :func:`fedkern_flwr.scaling.read_ranges`; with labels a range
+        ``"label"`` is added.
     scaling : path, optional
         JSON file to write, for :class:`fedkern_flwr.scaling.Scaling`.
     encoder : path, optional
-        JSON file to write, for :class:`fedkern_flwr.encoding.encoder.KeptEncoder`: the encoder that
-        all holders of the block have in common. With it the scaling is that of encoded columns.
+        JSON file to write, for :class:`fedkern_flwr.encoding.encoder.KeptEncoder`: the common
+        encoder of the block's holders. The scaling is then that of encoded columns.
     kinds, categories : mapping, optional
-        What the columns hold, as in a :class:`~fedkern_flwr.tables.Table`, where they are encoded.
+        For encoded columns, as in a :class:`~fedkern_flwr.tables.Table`.
     units : mapping, optional
-        Units of columns of numbers, where the table has them: the same at all holders.
+        Units of number columns, the same at all holders.
     category_key : bytes, optional
-        Secret of all holders of the block, and of no server, that hides the names of categories.
+        Secret of all holders of the block, not of the server, that hides category names.
     bound : float, optional
-        Public bound on the magnitude of all values, which must be that of the run; the strategy's
-        default by default.
+        Public bound on all magnitudes, equal to that of the run; default: the strategy's default.
     **common
         Options of :class:`~fedkern_flwr.node.client.Client`.
 
@@ -87,7 +86,7 @@ class RangesClient(Client):
     TableError
         Wrong shapes, infinite values, a column without a value.
     OptionError
-        Ranges are to be written of columns that are encoded.
+        Ranges are requested for encoded columns.
     """
 
     whole_cohorts: ClassVar[bool] = True
@@ -154,12 +153,11 @@ class RangesClient(Client):
             check_values(self.y[:, None], [LABEL], self.name)
 
     def own_rows(self) -> OwnRows:
-        """Return the rows of the table."""
         part = (self.x,) if self.y is None else (self.x, self.y)
         return OwnRows([part], learned=len(self.x))
 
     def weight(self, order: Order, rows: int) -> float:
-        """Return the weight of a number on average: most are counts."""
+        """Return the mean weight of a number: most are counts."""
         asked, columns = self._request, self._numbers().shape[1] + self._request.labels
         block = Block(self.own.kinds, columns, rows)
         if order.name.startswith(wire.MEANS_SUM):
@@ -171,7 +169,7 @@ class RangesClient(Client):
     # -- phases
 
     def describe(self, request: DescribeRequest) -> wire.RangesDescribeReply:
-        """Tell who this is; refuse to begin where the files cannot be written."""
+        """Describe this node; refuse if the files cannot be written."""
         for path in (self.ranges, self.scaling, self.encoder):
             if path is not None and not can_be_written(path):
                 raise self._unwritable()
@@ -242,7 +240,7 @@ class RangesClient(Client):
 
     @answers(wire.WriteRequest, last=True)
     def write(self, request: wire.WriteRequest) -> wire.WriteReply:
-        """Write the files and erase what belongs to the run; asked again, write them again."""
+        """Write the files and erase the run's state; a repeated request writes them again."""
         x = self._columns(request)
         low, high = own_ranges(x) if request.alone else (request.low, request.high)
         if len(low) != x.shape[1] or not (low < high).all():
@@ -280,20 +278,18 @@ class RangesClient(Client):
         return wire.WriteReply()
 
     def forget(self, state: SessionState) -> bytes:
-        """Forget all."""
         return b""
 
     # -- pieces
 
     def _digest(self, session: str) -> str:
-        """Return a digest of the table, for this node's eyes only."""
         digest = hashlib.sha256(repr((session, self.columns, self.x.shape)).encode())
         for values in (self.x, self.y):
             digest.update(b"" if values is None else np.ascontiguousarray(values).tobytes())
         return digest.hexdigest()
 
     def _columns(self, request: wire.RangesRequest) -> Floats:
-        """Return the columns of the run, which are those with which it began."""
+        """Return the columns of the run, unchanged since its beginning."""
         self.check_table(self._digest(request.session))
         x = self._numbers()
         if not request.labels:
@@ -309,7 +305,7 @@ class RangesClient(Client):
         return self.own.numbers() if self.own.kinds else self.x
 
     def _check_bound(self, x: Floats, bound: float) -> None:
-        """Refuse values beyond the public bound of the run."""
+        """Refuse values beyond the run's public bound."""
         wide = beyond(x, bound)
         if wide:
             names = self.columns
@@ -324,7 +320,7 @@ class RangesClient(Client):
             raise self.unfit(error)
 
     def _check_sum(self, name: str, x: Floats, bound: float) -> Block:
-        """Refuse a sum of another kind than the method's; return what decides it."""
+        """Refuse a sum of another method; return what decides it."""
         self.secure_sums.check(SumSpec(name=name, encoding=ENCODING, everybody=True))
         try:
             self.own.check_secret(self.category_key, self.name)
@@ -334,7 +330,7 @@ class RangesClient(Client):
         return Block(self.own.kinds, x.shape[1], sum(rows), len(rows), bound)
 
     def _write_encoder(self, request: wire.WriteRequest, path: Path) -> int:
-        """Write the common encoder, or that of a node that is alone; return its outputs."""
+        """Write the common encoder, or a single holder's; return its number of outputs."""
         own = self.own
         try:
             if request.alone:

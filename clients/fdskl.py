@@ -46,25 +46,24 @@ _ROW_NUMBERS = b"fedkern-flwr rows in the same order at all parties"
 
 
 class VerticalTable(PartyTable):
-    """Rows of one party: features of all rows; at an active party labels of some or all of them.
+    """Rows of one party: features of all rows; at an active party labels of some or all.
 
-    Rows are announced in three parts: those with a label, held-out ones, and the others.
+    Rows are announced in three parts: labelled, held-out, others.
 
     Parameters
     ----------
     party, x, y, ids, x_test, y_test, ids_test
-        See :class:`~fedkern_flwr.clients.table_client.PartyTable`. NaN in y marks a row whose label
-        another party has. Without ids the rows of all parties stand in the same order.
+        See :class:`~fedkern_flwr.clients.table_client.PartyTable`. NaN in y: another party has the
+        label. Without ids all parties must have the same row order.
     **common
         Options of :class:`~fedkern_flwr.clients.table_client.PartyTable`.
 
     Attributes
     ----------
     known : ndarray of bool, shape (rows given,)
-        Which of the rows that were given have a label.
+        Which of the given rows have a label.
     order_seed : int
-        Rows are announced in an order that depends on it, on the alignment key and the ids; at -1
-        in one that depends on the session.
+        The announced order depends on it, on the alignment key and the ids; at -1 on the session.
     """
 
     order_seed = -1
@@ -104,21 +103,19 @@ class VerticalTable(PartyTable):
 
     @property
     def parts(self) -> tuple[Floats, ...]:
-        """The features of rows with labels, of held-out rows, and of the others."""
         return self.x, self.x_test, self.x_other
 
     @property
     def announced_rows(self) -> int:
-        """Number of all rows."""
         return sum(len(part) for part in self.parts)
 
     @property
     def others(self) -> int:
-        """Number of rows that are neither labelled nor held out."""
+        """Number of rows neither labelled nor held out."""
         return len(self.x_other)
 
     def digest(self) -> str:
-        """Return a digest of the features of all rows, and of the targets to learn from."""
+        """Return a digest of all features, and of the training targets."""
         digest = hashlib.sha256(super().digest().encode())
         for rows in self.parts[1:]:
             digest.update(b"/" + rows.tobytes())
@@ -134,10 +131,10 @@ class VerticalTable(PartyTable):
 
 
 class PhaseStore(RunFile):
-    """The phases that an active party has received, row by row, in a sparse private file.
+    """Phases that an active party has received, row by row, in a sparse private file.
 
-    It is erased at the end of the run. It begins with the number of phases of each row: rows that a
-    file lost are never read as zeros.
+    It is erased at the end of the run. It begins with the number of phases of each row, so that
+    lost rows are never read as zeros.
 
     Parameters
     ----------
@@ -146,8 +143,9 @@ class PhaseStore(RunFile):
     rows : int
         Rows of the table.
     capacity : int
-        Phases that a row may have.
+        Most phases per row.
     bits : {16, 32}
+        Size of a phase.
     """
 
     def __init__(
@@ -158,23 +156,23 @@ class PhaseStore(RunFile):
         self.dtype = np.dtype(np.uint16 if bits == 16 else np.uint32).newbyteorder("<")
 
     def take(self, rows: Positions, known: Positions, upto: int, phases: Phases) -> None:
-        """Keep new phases.
+        """Store new phases.
 
         Parameters
         ----------
         rows : ndarray, shape (n,)
-            Positions in the table, none twice.
+            Distinct positions in the table.
         known : ndarray, shape (n,)
-            How many phases of each row are here already.
+            Phases of each row that are stored already.
         upto : int
-            How many there shall be.
+            Phases of each row afterwards.
         phases : ndarray of unsigned integers
-            What is missing, row by row.
+            The missing ones, row by row.
 
         Raises
         ------
         StateError
-            The phases that should be here are gone.
+            Phases that should be stored are gone.
         """
         counts, store = self._map(begin=not known.any())
         if (counts[rows] < known).any():
@@ -189,20 +187,14 @@ class PhaseStore(RunFile):
         counts[rows] = upto
 
     def read(self, rows: Positions, upto: int) -> Phases:
-        """Return the first phases of rows, shape (n, upto).
-
-        Raises
-        ------
-        StateError
-            The file is gone, or was gone and came back without these rows.
-        """
+        """Return the first phases of rows, (n, upto); StateError if they are gone."""
         counts, whole = self._map(begin=False)
         if (counts[rows] < upto).any():
             raise self.gone("phases", "they are sent again")
         return whole[:, :upto][_together(rows)].view(np.ndarray)
 
     def _map(self, *, begin: bool) -> tuple[NDArray[np.int32], Phases]:
-        """Return how many phases each row has, and the phases, as they are in the file."""
+        """Return each row's number of phases, and the phases, as mapped files."""
         rows, capacity = self.shape
         size = rows * (_COUNT.itemsize + capacity * self.dtype.itemsize)
         if not self.path.is_file() or self.path.stat().st_size != size:
@@ -220,7 +212,7 @@ class PhaseStore(RunFile):
 
 
 def _together(rows: Positions) -> slice | Positions:
-    """Return rows that follow each other as a slice, which is read and written without a copy."""
+    """Return consecutive rows as a slice, which needs no copy."""
     follow = len(rows) and (np.diff(rows) == 1).all()
     return slice(rows[0], rows[-1] + 1) if follow else rows
 
@@ -244,36 +236,37 @@ class VerticalKernelClient(TableClient):
     context : flwr.app.Context
         The node's context.
     x : array or data frame, shape (n, d), optional
-        The party's columns, scaled as the kernel needs them (such as to [0, 1]); None at an active
-        party that has labels only.
+        The party's columns, scaled for the kernel (for instance to [0, 1]); None at an active party
+        with labels only.
     y : array, shape (n,) or (n, k), optional
-        Labels; NaN where another active party has the label. A party with labels is active.
+        Labels; NaN if another active party has the label. A party with labels is active.
     ids : sequence of length n, optional
-        Record ids. Without them all parties bring their rows in the same order.
+        Record ids. Without them all parties must have the same row order.
     x_test, y_test, ids_test : arrays, optional
         Held-out rows: predicted by the active party and, if labelled, counted. A passive party may
-        as well bring them with the others.
+        add them to the others.
     role : {"active", "passive"}, optional
-        What this party is meant to be; by default active if there are labels.
+        Intended role; default: active with labels.
     columns : sequence of str, optional
         Names of the features.
     classes : sequence of float or str, optional
-        All classes of a classification, by whose names y may be given, the same order everywhere;
-        without them y holds the targets of a regression.
+        All classes, by whose names y may be given, in the same order everywhere; without them y
+        holds targets of a regression.
     label_bound : float (default: 1.0)
         Bound of abs(y) in a regression, the same at all active parties.
     alignment_key : bytes or AlignmentTags, optional
-        Secret of all parties, not of the server: joins ids. Or what each has of one align run.
+        Joins ids: a secret of all parties, not of the server, or the party's result of one align
+        run.
     weights : array, shape (n,), optional
-        What each row counts in the losses of this party's training. They leave it in no message.
+        Weights of rows in this party's training losses; never sent.
     frequency_seed : bytes, optional
-        Secret of 32 bytes of this party alone, from which its directions are drawn. Without it a
-        run draws a new one.
+        Secret of 32 bytes of this party, from which its directions are drawn; default: a new one
+        per run.
     predictions : path, optional
         CSV file that an active party writes for its held-out rows: id, outputs, predicted class.
     **common
-        Options of :class:`~fedkern_flwr.node.client.Client`; ``allow_single`` here also lets
-        an active party learn the phases of this party alone.
+        Options of :class:`~fedkern_flwr.node.client.Client`; ``allow_single`` also lets an active
+        party see the phases of this party alone.
 
     Raises
     ------
@@ -284,8 +277,8 @@ class VerticalKernelClient(TableClient):
 
     Notes
     -----
-    Memory: about 100 MB above the table and, at an active party, what training needs (see
-    :mod:`fedkern_flwr.vertical.phase_training`); phases lie in a file.
+    Memory: about 100 MB besides the table and, at an active party, training (see
+    :mod:`fedkern_flwr.vertical.phase_training`); phases are in a file.
     """
 
     whole_cohorts: ClassVar[bool] = True
@@ -319,7 +312,6 @@ class VerticalKernelClient(TableClient):
 
     @property
     def shows_rows(self) -> bool:
-        """Whether an active party opens phases of its columns."""
         return self.role == PASSIVE
 
     def _check_role(self, role: str | None, y: object, y_test: object) -> None:
@@ -341,17 +333,16 @@ class VerticalKernelClient(TableClient):
             )
 
     def describe(self, request: DescribeRequest) -> wire.VerticalDescribeReply:
-        """Tell who this is; see the message."""
         self.table.order_seed = request.order_seed
         named, others = self.table.identified, self.table.others
         return self.tell(request, wire.VerticalDescribeReply, others=others, named=named)
 
     def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
-        """Remember in which order the rows are announced, and the names by which sums call them."""
+        """Store the announced order, and the names of rows in sums."""
         self.kept.arrays |= {"order": order, "names": ids[:, 0].copy()}
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Take up the settings and what has come along, and check the sums, before a handler."""
+        """Take settings and deliveries, and check the sums, before a handler runs."""
         if isinstance(request, wire.StepRequest):
             self._begin(request)
         elif "gamma" not in self.kept.settings:
@@ -371,12 +362,12 @@ class VerticalKernelClient(TableClient):
     # -- what the phases share
 
     def _begin(self, request: wire.StepRequest) -> None:
-        """Take up the settings of a run, which stay as they are in the first request.
+        """Take the settings of a run, which are fixed by its first request.
 
         Raises
         ------
         ProtocolError
-            The run has changed, or asks for what there is not.
+            They have changed, or the request is invalid.
         """
         kept, settings = self.kept, self.kept.settings
         asked = {name: getattr(request, name) for name in _PINNED}
@@ -410,7 +401,7 @@ class VerticalKernelClient(TableClient):
                 raise self.wrong("phases are asked for that there are not", code="FK-ASKED-MORE")
 
     def _remember(self, request: wire.StepRequest, asked: Mapping[str, Any]) -> None:
-        """Take up what this party kept of the run that made a model."""
+        """Restore what this party kept of the model's run."""
         path = self.state_path(request.model, f"-round-{request.model_round}.state")
         if path is None or not path.is_file():
             raise self.wrong(
@@ -430,22 +421,16 @@ class VerticalKernelClient(TableClient):
 
     @property
     def _delivered(self) -> dict[str, NDArray[Any]]:
-        """Totals of sums that belong to this party, of the message at hand."""
         return {} if self.sums is None else self.sums.delivered
 
     def _names(self, rows: NDArray[Any]) -> NDArray[np.uint64]:
-        """Return the names by which sums call announced rows."""
+        """Return the names of announced rows in sums."""
         return np.asarray(self.kept.arrays["names"][rows])
 
     # -- phases of this party's columns
 
     def directions(self, owner: int, first: int, upto: int) -> tuple[Floats, Floats]:
-        """Return the components of an owner's directions, and this party's part of their offsets.
-
-        Returns
-        -------
-        (ndarray, ndarray), shapes (upto - first, d) and (upto - first,)
-        """
+        """Return components of an owner's directions, (upto - first, d), and own offsets."""
         settings, seed = self.kept.settings, self.kept.seed
         law = settings["kernel"], settings["gamma"]
         offsets = draw_offsets(seed, owner, upto, *law)[first:]
@@ -453,7 +438,6 @@ class VerticalKernelClient(TableClient):
         return omega[first:], offsets
 
     def store(self) -> PhaseStore:
-        """Return the file of phases that this party has received."""
         rows, settings = self.table.announced_rows, self.kept.settings
         capacity, bits = int(settings["capacity"]), int(settings["phase_bits"])
         return PhaseStore(self.state_dir, self.session, self.partition, rows, capacity, bits)
@@ -484,7 +468,7 @@ class VerticalKernelClient(TableClient):
                 sums.contribute(name, here.reshape(-1))
 
     def _take_delivered(self, request: wire.VerticalRequest) -> None:
-        """Keep what came with a request; phases that came before are not taken again."""
+        """Store deliveries; repeated phases are not taken again."""
         kept, settings, delivered = self.kept, self.kept.settings, self._delivered
         scores = delivered.get(f"scores/{self.partition}")
         if scores is not None:  # for the iteration that a request finishes, this one or a later one
@@ -521,7 +505,7 @@ class VerticalKernelClient(TableClient):
 
     @answers(wire.TrainRequest)
     def train(self, request: wire.TrainRequest) -> wire.TrainReply:
-        """Fit the model here, from the phases of the rows named; predict the held-out ones."""
+        """Fit the model here to the named rows' phases; predict the held-out rows."""
         from fedkern_flwr.vertical.phase_training import fit  # with SciPy, for this message alone
 
         self._check_trained(request.rows)
@@ -562,7 +546,7 @@ class VerticalKernelClient(TableClient):
 
     @answers(wire.OutcomeRequest)
     def predict_rows(self, request: wire.OutcomeRequest) -> wire.OutcomeReply:
-        """Predict this party's held-out rows, or score those of all for their owners."""
+        """Predict this party's held-out rows, or score all parties' for their owners."""
         ends, counts = np.cumsum(request.sizes), np.zeros(0)
         for owner, size, end in zip(request.owners.tolist(), request.sizes, ends, strict=True):
             rows = request.rows[end - size : end]
@@ -583,7 +567,7 @@ class VerticalKernelClient(TableClient):
         return np.asarray(self.kept.arrays.get("alpha", np.zeros((0, self.table.y.shape[1]))))
 
     def _weights(self, request: wire.TrainRequest, y: Floats) -> Floats | None:
-        """Return what the rows to learn from count, 1 on average."""
+        """Return the weights of training rows, 1 on average."""
         found = balanced_weights(y, class_counts(y)) if request.balanced else np.ones(len(y))
         if self._row_weights is not None:
             found = found * self._row_weights[self.table.known][self.places(request.rows)]
@@ -591,14 +575,14 @@ class VerticalKernelClient(TableClient):
         return None if alike else found / found.mean()
 
     def _targets(self, rows: NDArray[Any]) -> Floats:
-        """Return the targets of labelled rows, in units of the bound."""
+        """Return targets of labelled rows, divided by the bound."""
         places = self.places(rows)
         if len(places) and places.max() >= self.table.rows:
             raise self.wrong("rows are named that have no label here", code="FK-ORDER-ROWS")
         return np.asarray(self.table.y[places] / self.table.label_bound)
 
     def _scores(self, rows: NDArray[Any]) -> Floats:
-        """Return this party's part of f at rows, shape (n, k)."""
+        """Return this party's part of f at rows, (n, k)."""
         alpha = self._alpha
         if not len(alpha) or not len(rows):
             return np.zeros((len(rows), self.table.y.shape[1]))
@@ -623,7 +607,7 @@ class VerticalKernelClient(TableClient):
             self.sums.contribute_nothing(name)
 
     def _finish_iteration(self, request: wire.StepRequest) -> None:
-        """Make the coefficients of an iteration, shrink the older ones (Algorithm 1)."""
+        """Compute an iteration's coefficients, shrink the older ones (Algorithm 1)."""
         kept, settings = self.kept, self.kept.settings
         scores = kept.arrays.pop("scores", None)
         if settings.get("finished", 0) >= request.finish:
@@ -655,7 +639,7 @@ class VerticalKernelClient(TableClient):
         settings["finished"] = request.finish
 
     def _bounded(self, scores: Floats) -> Floats:
-        """Return scores within the bound: at a node whether they were would tell of labels."""
+        """Clip scores to the bound: an error at a node would depend on labels."""
         if self.simulated and not np.abs(scores).max(initial=0.0) < LARGEST_OUTPUT:
             raise self._diverged()
         return np.asarray(np.clip(np.nan_to_num(scores), -LARGEST_OUTPUT, LARGEST_OUTPUT))
@@ -678,7 +662,7 @@ class VerticalKernelClient(TableClient):
         *,
         judged: bytes = b"",
     ) -> Floats:
-        """Write predictions of held-out rows; return how good they are, if that is asked for."""
+        """Write predictions of held-out rows; return their counts if requested."""
         table = self.table
         tests = self.places(rows) - table.rows
         if len(tests) and not 0 <= tests.min() <= tests.max() < table.tests:
@@ -696,24 +680,19 @@ class VerticalKernelClient(TableClient):
     # -- the same rows as before
 
     def _fixed(self, name: str, rows: NDArray[Any]) -> bool:
-        """Tell whether rows are those of the first time; which they were is remembered."""
+        """Return whether rows are the same as the first time."""
         digest = hashlib.sha256(np.sort(rows).astype("<i8").tobytes()).hexdigest()
         return bool(self.kept.pin(name, digest))
 
     def _check_trained(self, rows: NDArray[Any]) -> None:
-        """Refuse to learn from few or other rows than before: what validates them is told."""
+        """Refuse few or changed training rows: their validation score is released."""
         among, least = range(self.table.announced_rows), self.policy.min_own_rows
         check_selection(rows, among, least=least, party=self.name)
         if not self._fixed("trained", rows):
             raise refusal("other rows are to be learned from than before", code="FK-ORDER-CHANGED")
 
     def _check_counted(self, tests: NDArray[Any]) -> None:
-        """Refuse to count few or other rows than before: what is counted of one row is its label.
-
-        Raises
-        ------
-        ProtocolError
-        """
+        """Refuse to count few or changed rows: the count of one row is its label."""
         if 2 * len(tests) < self.table.tests:
             raise self.wrong(
                 f"{len(tests)} of {self.table.tests} held-out rows are to be counted, which "

@@ -65,32 +65,32 @@ class OnlineKernelClient(Client):
     """Client of POF-MKL, POF-RLS, their baselines and PerFedAvg.
 
     The client reads its own stream row by row, predicts each row *before* it looks at the label,
-    and learns. Its weights over the kernels live in ``Context.state`` and never leave the node.
+    and learns. Its kernel weights are in ``Context.state`` and never leave the node.
 
     Parameters
     ----------
     context : flwr.app.Context
         The node's context.
     x : array-like, shape (n, d)
-        Rows in the order of the stream, scaled by public statistics (rows in the unit ball).
+        Rows in stream order, scaled by public statistics into the unit ball.
     y : array-like, shape (n,)
         Labels, scaled to [0, 1].
     x_test, y_test : array-like, optional
-        Held-out rows: with labels for the evaluation after the last round, with or without for
-        predictions with a model that was saved.
+        Held-out rows: labelled for the evaluation after the last round, also unlabelled for
+        predictions with a saved model.
     ids_test : sequence, optional
-        Names of the held-out rows, by default their numbers.
+        Names of the held-out rows; default: numbers.
     columns : sequence of str, optional
-        Names of the features; the server compares a digest of them.
+        Names of the features; the server compares a digest.
     label_range : (float, float) (default: (0.0, 1.0))
-        The labels 0 and 1 in their own units, in which predictions are written.
+        The labels 0 and 1 in original units, for predictions.
     predictions : path, optional
         CSV file for predictions of the held-out rows: row or id, output.
     keep_weights : bool (default: False)
-        Whether what predictions need is kept in ``state_dir`` after each round of POF-MKL and
-        POF-RLS, for predictions with its model in a later run.
+        Whether ``state_dir`` keeps what later predictions need, after each round of POF-MKL and
+        POF-RLS.
     state_dir : path, optional
-        The node's own folder for saved state; needed to resume, and to keep the weights.
+        The node's folder for saved state; needed to resume, and to keep the weights.
 
     Raises
     ------
@@ -108,7 +108,7 @@ class OnlineKernelClient(Client):
     state_class = StreamAccount
 
     def is_counted(self, order: Order) -> bool:
-        """Tell that no sum is about the whole table: those of a round are counted by themselves."""
+        """Return False: sums of a round are counted separately."""
         return False
 
     def __init__(
@@ -145,12 +145,10 @@ class OnlineKernelClient(Client):
         self.keep_weights = keep_weights
 
     def own_rows(self) -> OwnRows:
-        """Return the rows of the table."""
         held = (self.x_test, self.y_test) if len(self.y_test) else (self.x_test,)
         return OwnRows([(self.x, self.y), held], learned=len(self.x))
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        """Tell partition, role and the size of the table."""
         check_rows(self.x, self.y, self.name)
         tests = self.y_test if len(self.y_test) else np.zeros(len(self.x_test))  # without labels
         check_rows(self.x_test, tests, self.name)
@@ -173,7 +171,7 @@ class OnlineKernelClient(Client):
 
     @answers(wire.PersonalRequest)
     def train_personal(self, request: wire.PersonalRequest) -> wire.PersonalReply:
-        """Algorithm 2 of POF-MKL on the client, for B samples."""
+        """Run Algorithm 2 of POF-MKL on the client, for B samples."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
         followed = samples.learn_between(seen, request, account.squared)
         weights, losses, account.gap = samples.weigh_samples(request, account, followed.losses)
@@ -190,13 +188,13 @@ class OnlineKernelClient(Client):
 
     @answers(wire.DrawnRequest)
     def train_drawn(self, request: wire.DrawnRequest) -> wire.DrawnReply:
-        """Predict with the kernel drawn by the server, send its gradient and all losses."""
+        """Predict with the server's kernel, send its gradient and all losses."""
         weights = np.zeros(len(request.theta))
         weights[request.kernel] = 1.0
         return wire.DrawnReply(**self._follow(request, weights))
 
     def _follow(self, request: wire.KernelRequest, weights: Floats) -> dict[str, Any]:
-        """Predict with weights of the server; return what a reply has of gradients and losses."""
+        """Predict with the server's weights; return a reply's gradients and losses."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
         sums, chosen = seen.losses.sum(axis=0), request.kernels_summed()
         likely = np.full(len(chosen), request.chance())
@@ -214,7 +212,7 @@ class OnlineKernelClient(Client):
 
     @answers(wire.RidgeEvaluateRequest)
     def evaluate_ridges(self, request: wire.RidgeEvaluateRequest) -> wire.RidgeEvaluateReply:
-        """Predict the held-out rows with the mixture of learners as it is now."""
+        """Predict the held-out rows with the current mixture."""
         tests = self.x_test[: len(self.y_test)]
         outputs = pof_rls.predict_rows(request, self.kept, tests)
         return wire.RidgeEvaluateReply(**self._judged(outputs))
@@ -258,7 +256,7 @@ class OnlineKernelClient(Client):
 
     @answers(wire.EvaluateRequest)
     def evaluate_kernels(self, request: wire.EvaluateRequest) -> wire.EvaluateReply:
-        """Predict the held-out rows; own weights unless the server gives weights."""
+        """Predict the held-out rows, with own weights unless the server sends some."""
         weights = request.weights
         if not weights.size:
             weights = samples.weights_now(request, self.kept.of(len(request.theta)))
@@ -268,7 +266,7 @@ class OnlineKernelClient(Client):
 
     @answers(wire.PredictRequest)
     def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
-        """Predict the held-out rows with the weights kept of an earlier run, and write them."""
+        """Predict the held-out rows with an earlier run's weights, and write them."""
         if len(self.x_test):
             account = self._read_kept(request).of(len(request.theta))
             weights = samples.weights_now(request, account)
@@ -278,7 +276,7 @@ class OnlineKernelClient(Client):
 
     @answers(wire.RidgePredictRequest)
     def predict_ridges(self, request: wire.RidgePredictRequest) -> wire.RidgePredictReply:
-        """Predict the held-out rows with the mixture kept of an earlier run, and write them."""
+        """Predict the held-out rows with an earlier run's mixture, and write them."""
         if len(self.x_test):
             account = self._read_kept(request)
             self._write_outputs(pof_rls.predict_rows(request, account, self.x_test))
@@ -295,7 +293,7 @@ class OnlineKernelClient(Client):
     # -- sums
 
     def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
-        """Check what is ordered; of a secure run put all that is told into a sum."""
+        """Check the sums; in a secure run put the whole reply into one."""
         if getattr(request, "regularization", 0.0) < 0.0:
             raise refusal("a negative regularization", self.name, code="FK-MESSAGE-FIELD")
         if (sums := self.sums) is not None:
@@ -316,7 +314,7 @@ class OnlineKernelClient(Client):
         return reply
 
     def _check_sums(self, request: wire.StreamRequest, sums: ClientSums) -> None:
-        """Refuse other sums than the request declares, and those that noise would not hide."""
+        """Refuse sums that the request does not declare, or that noise would not hide."""
         specs = []
         if name := request.sum_name:
             if set(sums.orders) != {name}:  # what fails would tell of rows, for nothing
@@ -339,11 +337,11 @@ class OnlineKernelClient(Client):
         sums.check_all(specs)
 
     def _add_noisy(self, request: Any, learn: Callable[[Any], Any]) -> wire.NoisyReply:
-        """Add what a message is about to its sum, then learn; what is learned stays here.
+        """Add a message's contribution to its sum, then learn locally.
 
-        What is summed is made of the rows of the message and of the request alone. What the client
-        learns for itself depends on all its samples: it is not sent, and an error in it, which a
-        server may provoke, is told to nobody, but in simulations.
+        The contribution depends only on the message's rows and the request. What the client learns
+        depends on all its samples: neither it nor an error in it, which a server may provoke, is
+        sent, except in simulations.
 
         Raises
         ------
@@ -368,7 +366,7 @@ class OnlineKernelClient(Client):
         return wire.NoisyReply(**told)
 
     def _count_rows(self, request: Any) -> None:
-        """Refuse to release more numbers of the rows of a round than there are unknowns."""
+        """Refuse to release more numbers about a round's rows than there are unknowns."""
         if request.chosen_alone and not request.released and self.count_mode == "refuse":
             raise counting.small_sum(
                 "clients choose kernels of their own, and a kernel may be one client's", self.name
@@ -383,11 +381,11 @@ class OnlineKernelClient(Client):
             self._check_width(width, first, stop)
 
     def note_window(self, start: int, stop: int) -> None:
-        """Note of which samples a message is, so that this node sums no few of them in any run."""
+        """Note a message's samples, so that no run of this node sums few of them."""
         self.note_rows(wire.UPDATE_SUM, np.arange(start, min(stop, len(self.x))))
 
     def _check_width(self, width: int, start: int, stop: int) -> None:
-        """Refuse sums of products of more columns than half the hidden samples."""
+        """Refuse products of more columns than half the hidden samples."""
         if self.sums is None or self.count_mode == "off":
             return
         order, hidden = self.sums.order(wire.UPDATE_SUM), stop - start
@@ -401,7 +399,7 @@ class OnlineKernelClient(Client):
             self.warn(problem)
 
     def forget(self, state: SessionState) -> bytes:
-        """Tell this node how well it has predicted, where nobody else is told."""
+        """Log this node's prediction error if it is not sent to others."""
         if self.budget is not None and not self.simulated and state.kept:
             account = state.opened(self.state_class)
             error = account.total / max(1.0, account.samples)
@@ -410,7 +408,7 @@ class OnlineKernelClient(Client):
         return super().forget(state)
 
     def _mask(self, report: wire.StreamReport) -> wire.MaskedReply:
-        """Add what is told to the sum, with how the statistics have grown since they counted."""
+        """Add the reply to the sum, with the growth of the statistics since the last count."""
         order = self.secure_sums.order(wire.UPDATE_SUM)
         vector = np.zeros(order.length)
         try:
@@ -423,7 +421,7 @@ class OnlineKernelClient(Client):
         return wire.MaskedReply()
 
     def _tell(self, reply: wire.EvaluateReply) -> wire.EvaluateReply | wire.MaskedReply:
-        """Tell figures of held-out rows, if so many are enough."""
+        """Report figures of held-out rows if there are enough rows."""
         values = np.array([reply.samples, reply.squared_error], np.float64)
         rows = np.arange(len(self.y_test))
         total = "" if self.sums is None else wire.EVALUATE_SUM
@@ -437,7 +435,7 @@ class OnlineKernelClient(Client):
     # -- pieces
 
     def _judged(self, outputs: Floats) -> dict[str, Any]:
-        """Return how many rows are held out, and the squared error summed over them."""
+        """Return the number of held-out rows, and their summed squared error."""
         error = float(((outputs - self.y_test) ** 2).sum())
         return {"samples": len(self.y_test), "squared_error": error}
 
@@ -457,7 +455,7 @@ class OnlineKernelClient(Client):
         return samples.compare(z, request.theta, y - request.centre, request)
 
     def _adapt(self, request: wire.NetworkRequest, widths: tuple[int, ...]) -> Floats:
-        """One inner step on the samples before ``request.step``; none at the start."""
+        """Take one inner step on the samples before ``request.step``, if any."""
         support = slice(max(0, request.step - request.samples), request.step)
         x, y = self.x[support], self.y[support]
         inputs = network.project(x, widths[0], request.seed)
@@ -466,14 +464,14 @@ class OnlineKernelClient(Client):
     # -- predictions after a run: the weights that a node keeps of it, the file that it writes
 
     def _law(self, request: Any) -> str:
-        """Return a digest of what is public of a run: how its weights are made, and the columns."""
+        """Return a digest of the public facts that determine a run's weights."""
         names = _OF_RIDGES if isinstance(request, wire.RidgeRequest) else _OF_KERNELS
         table = columns_digest(self.columns), self.x.shape[1]
         text = repr((*(getattr(request, name) for name in names), table))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _keep_weights(self, request: wire.PersonalRequest | wire.RidgeRequest) -> None:
-        """Keep what predictions need of this client's, if there is a folder."""
+        """Save what predictions need, if there is a folder."""
         path, own = self.state_path(request.session, _WEIGHTS), self.kept.own
         if path is None:
             return
@@ -486,12 +484,12 @@ class OnlineKernelClient(Client):
         write_atomically(path, pack_arrays({"account": packed}, meta), private=True)
 
     def _read_kept(self, request: wire.PredictRequest | wire.RidgePredictRequest) -> StreamAccount:
-        """Return what this node kept at the end of the run that made the model.
+        """Return what this node kept of the model's run.
 
         Raises
         ------
         CheckpointError
-            They are not there, or belong to another model.
+            It is missing, or belongs to another model.
         """
         path = self.state_path(request.model, _WEIGHTS)
         if path is None or not path.is_file():
@@ -516,12 +514,12 @@ class OnlineKernelClient(Client):
         return account
 
     def _write_outputs(self, outputs: Floats) -> None:
-        """Write predictions of the held-out rows in the units of the label.
+        """Write predictions of the held-out rows in the label's units.
 
         Raises
         ------
         TableError
-            There is no file to write, or a row has no name.
+            No file is named, or a row has no name.
         """
         path, ids = self.predictions, self.ids_test
         if path is None:
@@ -546,7 +544,7 @@ class OnlineKernelClient(Client):
 
 
 def _widths(request: wire.NetworkRequest) -> tuple[int, ...]:
-    """Return the widths of the layers; refuse what the parameters are not enough for."""
+    """Return the widths of the layers; refuse them if the parameters do not fit."""
     whole = len(request.layers) // 4 * 4
     widths = tuple(int(width) for width in np.frombuffer(request.layers[:whole], "<i4"))
     fits = len(widths) > 1 and min(widths) > 0 and whole == len(request.layers)

@@ -1,4 +1,4 @@
-"""The app of a node: our clients behind Flower's ``ClientApp``, and the mods that it allows."""
+"""The app of a node: clients in Flower's ``ClientApp``, and the mods that it allows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHANGING = ("LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod")
 
 
 class _Counted(ConfigRecord):
-    """A record whose bytes can be counted where a value is empty, too."""
+    """A record whose bytes can be counted even with an empty value."""
 
     def count_bytes(self) -> int:
         """Return the bytes of names and values."""
@@ -43,12 +43,7 @@ class _Counted(ConfigRecord):
 
 
 def refuse_changing(mod: Mod) -> None:
-    """Refuse a mod of Flower's that changes what a node answers.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise OptionError for a Flower mod that changes a node's answers."""
     name = getattr(mod, "__name__", type(mod).__name__)
     if name in _CHANGING:
         raise OptionError(
@@ -60,9 +55,9 @@ def refuse_changing(mod: Mod) -> None:
 
 
 def counted(mod: Mod) -> Mod:
-    """Return a mod that is shown our messages without what Flower cannot count.
+    """Return a mod that sees our messages without what Flower cannot count.
 
-    That are empty values, and Flower's own placeholder of an empty list of arrays.
+    These are empty values, and Flower's placeholder of an empty list of arrays.
     """
 
     def call(
@@ -85,7 +80,7 @@ def counted(mod: Mod) -> Mod:
 
 
 def _show(message: Message) -> Callable[[Message], None]:
-    """Put what can be counted into a message; return what puts the records back."""
+    """Put countable records into a message; return a function that restores the real ones."""
     if not message.has_content():
         return lambda message: None
     real = dict(message.content)
@@ -119,24 +114,23 @@ App = Callable[[Message, Context], Message]
 def serve(make_client: Callable[[Context], Client], mods: Sequence[Mod] = ()) -> ClientApp:
     """Return the app of a node.
 
-    An error of ours, which quotes no data, is shown to the server, so that the coordinator reads
-    which node lacks which column; of any other exception the server sees the class alone. Which
-    columns there are stands in the node's log only: of a file without header they are a row.
-
-    At the first message of a run the log of a stock SuperNode says what its process cost.
+    The server sees the text of this package's errors, which quote no data, so that the coordinator
+    knows which node lacks which column; of other exceptions it sees only the class. Lists of
+    columns are only in the node's log: in a file without header they are a row. At the first
+    message of a run the log of a stock SuperNode says what its process cost.
 
     Parameters
     ----------
     make_client : callable
-        Context -> one of our clients; called with every message.
+        Context -> a client; called with every message.
     mods : sequence of callable
-        Mods of Flower's that look at messages, such as ``message_size_mod``: they see them as they
-        were before they are packed for the wire.
+        Flower mods that inspect messages, such as ``message_size_mod``, before they are packed for
+        sending.
 
     Raises
     ------
     OptionError
-        A mod changes what a node answers, as ``LocalDpMod`` does.
+        A mod changes a node's answers, as ``LocalDpMod`` does.
     """
     for mod in mods:
         refuse_changing(mod)
@@ -156,9 +150,9 @@ def serve(make_client: Callable[[Context], Client], mods: Sequence[Mod] = ()) ->
 
 
 def _told(message: Message, context: Context, app: App) -> Message:
-    """Answer an error of ours in a simulation, of which Flower's engine prints nothing.
+    """Return errors of this package as a reply in simulations.
 
-    Of one that is raised it prints four tracebacks for each node.
+    Flower's engine would print four tracebacks per node for a raised error.
     """
     try:
         return app(message, context)

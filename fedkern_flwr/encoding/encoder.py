@@ -309,7 +309,7 @@ class Encoder:
         )
 
     def places(self, table: Table, source: str) -> dict[str, int]:
-        """Return each column's position in the table ``source``; TableError if one is missing."""
+        """Return each column's position in a table, called ``source`` in errors (TableError)."""
         places = {name: k for k, name in enumerate(table.columns)}
         lacking = [column.name for column in self.columns if column.name not in places]
         if lacking:
