@@ -98,7 +98,6 @@ class AlignmentClient(Client):
             raise self._unwritable()
 
     def choose_partners(self, request: Any) -> Collection[int]:
-        """Return its neighbours in the ring."""
         return (self._neighbour(-1), self._neighbour(1))
 
     def own_rows(self) -> OwnRows:
@@ -189,7 +188,6 @@ class AlignmentClient(Client):
         return unseal_message(self.pair_secret(before), request.received.tobytes(), *place)
 
     def _neighbour(self, steps: int) -> int:
-        """Return the party that many steps further in the ring."""
         return (self.partition + steps) % self.partitions
 
     def _write(self, tags: AlignmentTags) -> None:
@@ -200,7 +198,6 @@ class AlignmentClient(Client):
         logger.info("align run %s: %d tags in %s", tags.run, len(tags.names), self.alignment)
 
     def _written(self, session: str) -> AlignmentTags:
-        """Return the tags that this run has written; StateError if they are gone."""
         try:
             tags = AlignmentTags.load(self.alignment)
         except CheckpointError:
@@ -223,5 +220,4 @@ class AlignmentClient(Client):
 def _place(
     request: wire.AlignRequest, hop: int, owner: int, source: int, destination: int
 ) -> tuple[str | int, ...]:
-    """Return what a sealed list is bound to."""
     return ("align", request.session, hop, owner, source, destination)

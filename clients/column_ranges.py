@@ -169,7 +169,6 @@ class RangesClient(Client):
     # -- phases
 
     def describe(self, request: DescribeRequest) -> wire.RangesDescribeReply:
-        """Describe this node; refuse if the files cannot be written."""
         for path in (self.ranges, self.scaling, self.encoder):
             if path is not None and not can_be_written(path):
                 raise self._unwritable()
@@ -289,7 +288,6 @@ class RangesClient(Client):
         return digest.hexdigest()
 
     def _columns(self, request: wire.RangesRequest) -> Floats:
-        """Return the columns of the run, unchanged since its beginning."""
         self.check_table(self._digest(request.session))
         x = self._numbers()
         if not request.labels:
@@ -301,7 +299,6 @@ class RangesClient(Client):
         return np.column_stack([x, self.y])
 
     def _numbers(self) -> Floats:
-        """Return the columns that are not categories."""
         return self.own.numbers() if self.own.kinds else self.x
 
     def _check_bound(self, x: Floats, bound: float) -> None:
@@ -320,7 +317,6 @@ class RangesClient(Client):
             raise self.unfit(error)
 
     def _check_sum(self, name: str, x: Floats, bound: float) -> Block:
-        """Refuse a sum of another method; return what decides it."""
         self.secure_sums.check(SumSpec(name=name, encoding=ENCODING, everybody=True))
         try:
             self.own.check_secret(self.category_key, self.name)
@@ -330,7 +326,6 @@ class RangesClient(Client):
         return Block(self.own.kinds, x.shape[1], sum(rows), len(rows), bound)
 
     def _write_encoder(self, request: wire.WriteRequest, path: Path) -> int:
-        """Write the common encoder, or a single holder's; return its number of outputs."""
         own = self.own
         try:
             if request.alone:
@@ -351,7 +346,7 @@ class RangesClient(Client):
         return len(kept.names)
 
     def _warn_narrow(self, x: Floats, low: Floats, high: Floats) -> None:
-        """Warn of columns whose values fill a small part of the common range."""
+        """Warn of columns with values in a small part of the common range."""
         for name, values, width in zip(self.columns, x.T, high - low, strict=False):
             own = float(np.ptp(known)) if len(known := values[np.isfinite(values)]) else 0.0
             if 0.0 < own * _NARROW < width:

@@ -134,18 +134,7 @@ class PhaseStore(RunFile):
     """Phases that an active party has received, row by row, in a sparse private file.
 
     It is erased at the end of the run. It begins with the number of phases of each row, so that
-    lost rows are never read as zeros.
-
-    Parameters
-    ----------
-    folder, session, partition
-        See :class:`~fedkern_flwr.clients.table_client.RunFile`.
-    rows : int
-        Rows of the table.
-    capacity : int
-        Most phases per row.
-    bits : {16, 32}
-        Size of a phase.
+    lost rows are never read as zeros. ``capacity`` is the most phases per row.
     """
 
     def __init__(
@@ -156,18 +145,7 @@ class PhaseStore(RunFile):
         self.dtype = np.dtype(np.uint16 if bits == 16 else np.uint32).newbyteorder("<")
 
     def take(self, rows: Positions, known: Positions, upto: int, phases: Phases) -> None:
-        """Store new phases.
-
-        Parameters
-        ----------
-        rows : ndarray, shape (n,)
-            Distinct positions in the table.
-        known : ndarray, shape (n,)
-            Phases of each row that are stored already.
-        upto : int
-            Phases of each row afterwards.
-        phases : ndarray of unsigned integers
-            The missing ones, row by row.
+        """Store new phases of rows, which have ``known`` already and ``upto`` afterwards.
 
         Raises
         ------
@@ -194,7 +172,6 @@ class PhaseStore(RunFile):
         return whole[:, :upto][_together(rows)].view(np.ndarray)
 
     def _map(self, *, begin: bool) -> tuple[NDArray[np.int32], Phases]:
-        """Return each row's number of phases, and the phases, as mapped files."""
         rows, capacity = self.shape
         size = rows * (_COUNT.itemsize + capacity * self.dtype.itemsize)
         if not self.path.is_file() or self.path.stat().st_size != size:
@@ -236,8 +213,7 @@ class VerticalKernelClient(TableClient):
     context : flwr.app.Context
         The node's context.
     x : array or data frame, shape (n, d), optional
-        The party's columns, scaled for the kernel (for instance to [0, 1]); None at an active party
-        with labels only.
+        The party's columns, scaled for the kernel (such as to [0, 1]); None with labels only.
     y : array, shape (n,) or (n, k), optional
         Labels; NaN if another active party has the label. A party with labels is active.
     ids : sequence of length n, optional
@@ -250,18 +226,15 @@ class VerticalKernelClient(TableClient):
     columns : sequence of str, optional
         Names of the features.
     classes : sequence of float or str, optional
-        All classes, by whose names y may be given, in the same order everywhere; without them y
-        holds targets of a regression.
+        All classes, in the same order everywhere; y may have their names. Default: regression.
     label_bound : float (default: 1.0)
         Bound of abs(y) in a regression, the same at all active parties.
     alignment_key : bytes or AlignmentTags, optional
-        Joins ids: a secret of all parties, not of the server, or the party's result of one align
-        run.
+        Joins ids: a secret of all parties, not of the server, or the result of an align run.
     weights : array, shape (n,), optional
         Weights of rows in this party's training losses; never sent.
     frequency_seed : bytes, optional
-        Secret of 32 bytes of this party, from which its directions are drawn; default: a new one
-        per run.
+        Secret of 32 bytes of this party, from which its directions are drawn; default: new per run.
     predictions : path, optional
         CSV file that an active party writes for its held-out rows: id, outputs, predicted class.
     **common
@@ -277,7 +250,7 @@ class VerticalKernelClient(TableClient):
 
     Notes
     -----
-    Memory: about 100 MB besides the table and, at an active party, training (see
+    Memory: about 100 MB besides the table and training (see
     :mod:`fedkern_flwr.vertical.phase_training`); phases are in a file.
     """
 
@@ -338,7 +311,6 @@ class VerticalKernelClient(TableClient):
         return self.tell(request, wire.VerticalDescribeReply, others=others, named=named)
 
     def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
-        """Store the announced order, and the names of rows in sums."""
         self.kept.arrays |= {"order": order, "names": ids[:, 0].copy()}
 
     def answer(self, request: Any, method: Any) -> Any:
@@ -401,7 +373,6 @@ class VerticalKernelClient(TableClient):
                 raise self.wrong("phases are asked for that there are not", code="FK-ASKED-MORE")
 
     def _remember(self, request: wire.StepRequest, asked: Mapping[str, Any]) -> None:
-        """Restore what this party kept of the model's run."""
         path = self.state_path(request.model, f"-round-{request.model_round}.state")
         if path is None or not path.is_file():
             raise self.wrong(
@@ -424,7 +395,6 @@ class VerticalKernelClient(TableClient):
         return {} if self.sums is None else self.sums.delivered
 
     def _names(self, rows: NDArray[Any]) -> NDArray[np.uint64]:
-        """Return the names of announced rows in sums."""
         return np.asarray(self.kept.arrays["names"][rows])
 
     # -- phases of this party's columns
@@ -443,7 +413,6 @@ class VerticalKernelClient(TableClient):
         return PhaseStore(self.state_dir, self.session, self.partition, rows, capacity, bits)
 
     def _send_phases(self, request: wire.StepRequest) -> None:
-        """Contribute this party's part of the phases that owners lack."""
         rows, sums, kept = request.rows, self.sums, self.kept
         if not len(rows):
             return
@@ -468,7 +437,6 @@ class VerticalKernelClient(TableClient):
                 sums.contribute(name, here.reshape(-1))
 
     def _take_delivered(self, request: wire.VerticalRequest) -> None:
-        """Store deliveries; repeated phases are not taken again."""
         kept, settings, delivered = self.kept, self.kept.settings, self._delivered
         scores = delivered.get(f"scores/{self.partition}")
         if scores is not None:  # for the iteration that a request finishes, this one or a later one
@@ -494,7 +462,6 @@ class VerticalKernelClient(TableClient):
 
     @answers(wire.StepRequest)
     def take_step(self, request: wire.StepRequest) -> wire.StepReply:
-        """Finish an iteration, score the next batch, contribute phases for a third."""
         if request.finish and self.role == ACTIVE:
             self._finish_iteration(request)
         if request.score:
@@ -567,7 +534,6 @@ class VerticalKernelClient(TableClient):
         return np.asarray(self.kept.arrays.get("alpha", np.zeros((0, self.table.y.shape[1]))))
 
     def _weights(self, request: wire.TrainRequest, y: Floats) -> Floats | None:
-        """Return the weights of training rows, 1 on average."""
         found = balanced_weights(y, class_counts(y)) if request.balanced else np.ones(len(y))
         if self._row_weights is not None:
             found = found * self._row_weights[self.table.known][self.places(request.rows)]
@@ -575,14 +541,12 @@ class VerticalKernelClient(TableClient):
         return None if alike else found / found.mean()
 
     def _targets(self, rows: NDArray[Any]) -> Floats:
-        """Return targets of labelled rows, divided by the bound."""
         places = self.places(rows)
         if len(places) and places.max() >= self.table.rows:
             raise self.wrong("rows are named that have no label here", code="FK-ORDER-ROWS")
         return np.asarray(self.table.y[places] / self.table.label_bound)
 
     def _scores(self, rows: NDArray[Any]) -> Floats:
-        """Return this party's part of f at rows, (n, k)."""
         alpha = self._alpha
         if not len(alpha) or not len(rows):
             return np.zeros((len(rows), self.table.y.shape[1]))
@@ -645,7 +609,6 @@ class VerticalKernelClient(TableClient):
         return np.asarray(np.clip(np.nan_to_num(scores), -LARGEST_OUTPUT, LARGEST_OUTPUT))
 
     def _diverged(self) -> RefusedError:
-        """Return an error that is counted, for simulations."""
         return RefusedError(
             "the iteration has diverged",
             remedy="use a smaller step",
@@ -662,7 +625,6 @@ class VerticalKernelClient(TableClient):
         *,
         judged: bytes = b"",
     ) -> Floats:
-        """Write predictions of held-out rows; return their counts if requested."""
         table = self.table
         tests = self.places(rows) - table.rows
         if len(tests) and not 0 <= tests.min() <= tests.max() < table.tests:
@@ -680,7 +642,6 @@ class VerticalKernelClient(TableClient):
     # -- the same rows as before
 
     def _fixed(self, name: str, rows: NDArray[Any]) -> bool:
-        """Return whether rows are the same as the first time."""
         digest = hashlib.sha256(np.sort(rows).astype("<i8").tobytes()).hexdigest()
         return bool(self.kept.pin(name, digest))
 

@@ -77,24 +77,21 @@ class HybridKernelClient(TableClient):
     y : array, shape (n,) or (n, k), optional
         Labels; a party with labels (even of no rows) is a hospital.
     ids : sequence of length n, optional
-        Record ids; without them rows cannot be joined with other parties' rows.
+        Record ids; without them rows cannot be joined.
     x_test, y_test, ids_test : arrays, optional
         Held-out rows of a hospital: predicted and, if labelled, counted.
     block : str (default: "clinical" at a hospital, "centre <partition>" at a centre)
-        Name of the block of features. Parties with the same name hold the same columns of different
-        rows.
+        Name of the features. Parties with the same name hold the same columns of different rows.
     columns : sequence of str, optional
         Names of the features.
     ranges : array, shape (d, 2), optional
         Public least and greatest value of each feature; default [0, 1].
     classes : sequence of float or str, optional
-        All classes, by whose names y may be given, in the same order everywhere; without them y
-        holds targets of a regression.
+        All classes, in the same order everywhere; y may have their names. Default: regression.
     label_bound : float (default: 1.0)
         Public bound of abs(y) in a regression.
     alignment_key : bytes or AlignmentTags, optional
-        Joins ids: a secret of all parties with common records, not of the server, or the party's
-        result of one align run.
+        Joins ids: a secret of all parties, not of the server, or the result of an align run.
     landmark_seed : bytes, optional
         Secret of 32 bytes, the same at all holders of the block. By default a single holder draws
         one, and several agree on one during the run.
@@ -174,7 +171,6 @@ class HybridKernelClient(TableClient):
         )
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Take settings and delivered distances before a handler runs."""
         if isinstance(request, wire.DistancesRequest):
             self._begin(request)
         if isinstance(request, wire.RowsRequest):
@@ -188,14 +184,12 @@ class HybridKernelClient(TableClient):
         return replace(reply, fingerprint=self._fingerprint()) if makes else reply
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return the phases; some requests also say how to make the kernel."""
         found = super().handlers()
         return found | {own.phase: (own, found[phase][1]) for phase, own in wire.OWN.items()}
 
     # -- settings and rows
 
     def _begin(self, request: wire.KernelRequest) -> None:
-        """Take the settings of a run; a repeated request finds them again."""
         widths, fourier = request.fixed_gammas, request.basis == "fourier"
         fits = len(widths) in (1, request.landmarks) or not (request.model or len(widths))
         fits &= request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
@@ -280,7 +274,6 @@ class HybridKernelClient(TableClient):
         check_selection(rows, range(last), least=self.policy.min_own_rows, party=self.name)
 
     def _note(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
-        """Note the use of announced rows; -1 is a missing row."""
         if not self.simulated:
             self.note_rows(purpose, self.places(rows[rows >= 0]), each=each)
 
@@ -288,7 +281,6 @@ class HybridKernelClient(TableClient):
 
     @answers(wire.MomentsRequest)
     def agree(self, request: wire.MomentsRequest) -> wire.MomentsReply:
-        """Sum the moments of the block; draw and seal its secret if requested."""
         self._fix_rows(request)
         sealed = []
         if request.moments and request.sampling not in ("N", "C"):
@@ -355,7 +347,6 @@ class HybridKernelClient(TableClient):
         return read_moments(sums, ranges, sampling)
 
     def _remember(self, request: wire.KernelRequest) -> None:
-        """Restore the secret and moments kept from the model's run."""
         path = self.saved_state(request.model, request.model_round)
         if path is not None and path.is_file():
             old = RunState.unpack(path.read_bytes())
@@ -390,7 +381,6 @@ class HybridKernelClient(TableClient):
 
     @answers(wire.DistancesRequest)
     def send_distances(self, request: wire.DistancesRequest) -> wire.DistancesReply:
-        """Contribute partial distances; take the delivered totals of an earlier part."""
         self._take_distances()
         self._fix_rows(request)
         for hospital, train, start, stop, rows in request.parts:
@@ -444,7 +434,7 @@ class HybridKernelClient(TableClient):
             }
 
     def _add_pairs(self, request: wire.DistancesRequest, landmarks: Floats) -> None:
-        """Contribute this block's distances between landmarks, or leave that to another holder."""
+        """Contribute this block's distances between landmarks, unless another holder does."""
         if self.kept.fourier:
             raise self.wrong(
                 "features have no landmarks whose distances could be told", code="FK-ASKED-MORE"
@@ -458,7 +448,6 @@ class HybridKernelClient(TableClient):
         self.secure_sums.contribute(wire.PAIRS, upper)
 
     def _add_mean_distance(self, rows: NDArray[Any], landmarks: Floats) -> None:
-        """Contribute the mean distances of all training rows to the landmarks."""
         if not self.kept.tunes:
             raise self.wrong(
                 "the width of this run is known: it needs no mean distance", code="FK-ASKED-MORE"
@@ -470,7 +459,6 @@ class HybridKernelClient(TableClient):
         self.secure_sums.contribute(wire.MEAN_DISTANCE, np.array([found]))
 
     def _distances(self, rows: NDArray[Any], landmarks: Floats) -> Floats:
-        """Return partial distances, or phases, of announced rows; zeros for missing rows (-1)."""
         held = rows >= 0
         out = np.zeros((len(rows), self.kept.summed))
         if self.table.features and held.any():
@@ -494,7 +482,6 @@ class HybridKernelClient(TableClient):
         self.kernel.take({} if self.sums is None else self.sums.delivered)
 
     def _take_own_rows(self, request: wire.KernelRequest) -> None:
-        """Begin the kernel of all own rows."""
         if request.model:
             raise self.wrong("a saved model is made of no other rows", code="FK-ASKED-MORE")
         self._begin(request)
@@ -507,7 +494,6 @@ class HybridKernelClient(TableClient):
     def _begin_rows(
         self, request: wire.KernelRequest, rows: NDArray[Any], train: int, *, alone: bool
     ) -> None:
-        """Note the announced rows of a hospital's kernel and begin it anew."""
         kept = self.kept
         kept.arrays["rows"] = rows
         kept.settings |= {
@@ -520,7 +506,6 @@ class HybridKernelClient(TableClient):
         kept.begin_kernel()
 
     def _go_on(self) -> None:
-        """Update the kernel with delivered totals; raise StateError if it is incomplete."""
         settings, begun = self.kept.settings, self.kept.begun
         if begun and "rows" in self.kept.arrays:
             self._take_distances()
@@ -536,7 +521,6 @@ class HybridKernelClient(TableClient):
 
     @answers(wire.EquationsRequest)
     def send_equations(self, request: wire.EquationsRequest) -> wire.EquationsReply:
-        """Contribute K_h^T K_h and K_h^T y_h of the training rows (eq. 2.9)."""
         kept, table = self.kept, self.table
         self.record.helped = True
         rows = kept.arrays["rows"][: kept.train]
@@ -608,7 +592,6 @@ class HybridKernelClient(TableClient):
         return fold
 
     def _training_counts(self) -> Floats:
-        """Return this hospital's training rows per class, to be summed."""
         if not self.kept.tunes or not self.table.classes:
             raise self.wrong(
                 "the rows of this run are not weighed by their classes", code="FK-ASKED-MORE"
@@ -662,7 +645,6 @@ class HybridKernelClient(TableClient):
             )
 
     def _check_chosen(self, gammas: Floats) -> None:
-        """Refuse a width other than a known one, and none if it was to be chosen."""
         tunes, known = self.kept.tunes, self.kept.arrays["gammas"]
         fits = len(gammas) in (1, self.kept.landmarks) and bool((gammas > 0.0).all())
         if not (fits if tunes else not gammas.size or np.array_equal(gammas, known)):
@@ -672,7 +654,6 @@ class HybridKernelClient(TableClient):
 
     @answers(wire.ProductRequest)
     def send_product(self, request: wire.ProductRequest) -> wire.ProductReply:
-        """Contribute K_h^T (K_h P); with ``labels`` K_h^T y_h before it."""
         self.record.helped = True
         if not (np.linalg.norm(request.directions, axis=0) <= _UNIT).all():
             raise refusal("directions longer than one", code="FK-ASKED-MORE")
@@ -753,7 +734,6 @@ class HybridKernelClient(TableClient):
         )
 
     def _declared(self, request: wire.HybridRequest, rows: int, tests: int = 0) -> list[str]:
-        """Return the names of a request's sums; refuse any others."""
         sums = request.sum_specs(self._facts(rows, tests))
         if self.sums is not None:
             self.sums.check_all(sums)

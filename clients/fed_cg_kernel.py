@@ -1,8 +1,8 @@
 """Data of a party of FedCG: its table, its state of a run, a hospital's kernel.
 
 The kernel is made as sums of distances arrive. In a deployment every message may start a new
-process, and the rows are too large for the node's state: they are in a private file that is erased
-at the end of the run. If it is lost, the hospital reports that and they are made again.
+process, and the rows are too large for the node's state: they are in a private file, erased at the
+end of the run. If it is lost, the hospital reports that and they are made again.
 """
 
 from __future__ import annotations
@@ -98,12 +98,10 @@ class RunState(KeptState):
     progress = ("done",)
 
     def settled(self, session: str) -> bytes:
-        """Return the settings and widths that the server has fixed."""
         return super().settled(session) + np.asarray(self.arrays.get("gammas", ())).tobytes()
 
     @property
     def begun(self) -> bool:
-        """Whether the settings of the run have arrived."""
         return "landmarks" in self.settings
 
     @property
@@ -113,7 +111,6 @@ class RunState(KeptState):
 
     @property
     def landmarks(self) -> int:
-        """Number m of landmarks, or of features."""
         return int(self.settings["landmarks"])
 
     @property
@@ -122,7 +119,6 @@ class RunState(KeptState):
 
     @property
     def summed(self) -> int:
-        """Numbers per row in sums: distances, or phases."""
         return self.landmarks // 2 if self.fourier else self.landmarks
 
     @property
@@ -135,7 +131,6 @@ class RunState(KeptState):
 
     @property
     def done(self) -> int:
-        """Rows of the kernel that are finished."""
         return int(self.settings["done"])
 
     def function(
@@ -163,26 +158,13 @@ class RunState(KeptState):
         return {"function": function, "how": how}
 
     def begin_kernel(self) -> None:
-        """Drop the kernel's rows and normal equations."""
         self.settings["done"] = 0
         for name in ("gram", "right"):
             self.arrays.pop(name, None)
 
 
 class KernelRows(RunFile):
-    """File of rows of a kernel matrix, or of distances.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Default: a private folder for temporary files.
-    session : str
-        Name of the run.
-    partition : int
-        Of the party.
-    landmarks : int
-        Numbers per row.
-    """
+    """File of rows of a kernel matrix, or of distances; parameters as :class:`RunFile`."""
 
     def __init__(self, folder: Path | None, session: str, partition: int, landmarks: int) -> None:
         super().__init__(folder, session, partition, "kernel")
@@ -243,7 +225,6 @@ class HospitalKernel:
     distances: Callable[[NDArray[Any], Floats], Floats]
 
     def take(self, delivered: Mapping[str, NDArray[Any]]) -> None:
-        """Convert delivered totals to kernel rows."""
         kept = self.kept
         for name, total in delivered.items():
             of, _, start = name.partition("#")
@@ -259,7 +240,6 @@ class HospitalKernel:
             self._absorb(np.zeros((part.stop, kept.summed)))
 
     def _absorb(self, totals: Floats) -> None:
-        """Add the own block, compute the kernel, keep what later steps need."""
         kept = self.kept
         start, stop = kept.done, kept.done + len(totals)
         if self.landmarks is not None:
@@ -333,16 +313,8 @@ class HospitalKernel:
     ) -> Floats:
         """Return the normal equations of each width and fold, as one vector.
 
-        Parameters
-        ----------
-        gammas : ndarray, shape (w, 1) or (w, m)
-            Widths, of all landmarks or of each.
-        fold : ndarray of int, shape (train,)
-            Fold of each training row, in the kernel's order.
-        folds : int
-            Number of folds.
-        weights : ndarray, shape (train,), optional
-            Factors of squared errors.
+        ``gammas`` has shape (w, 1) or (w, m); ``fold`` has each training row's fold, in the
+        kernel's order; ``weights`` multiply squared errors.
         """
         kept, y = self.kept, self.targets()
         distances = self._read(0, kept.train)

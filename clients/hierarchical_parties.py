@@ -45,18 +45,8 @@ class UserRows:
     """Computations of a user with its rows.
 
     While C is tried, outputs are those of :mod:`fedkern_flwr.groups.consensus`: each learns from
-    the other folds, and its loss is that of the fold.
-
-    Parameters
-    ----------
-    table : PartyTable
-        The rows.
-    kept : KeptState
-        The node's record of the run.
-    run : tuple
-        Identifies run and node, for cached results.
-    deal : callable
-        Returns the fold of each row.
+    the other folds, and its loss is that of the fold. ``run`` identifies run and node for cached
+    results; ``deal`` returns the fold of each row.
     """
 
     def __init__(
@@ -77,7 +67,6 @@ class UserRows:
 
     @property
     def trials(self) -> int:
-        """Number of outputs per class while C is tried."""
         own = self.kept.settings
         return int(own.get("folds", 0)) * len(own.get("tried", ()))
 
@@ -127,14 +116,12 @@ class UserRows:
     # -- rows
 
     def features_of(self, x: Floats) -> Floats:
-        """Return the inputs of the linear model, (n, columns of the model)."""
         own, found = self.kept.settings, self.kept.arrays
         if "raw_mean" in found:
             x = (x - found["raw_mean"]) / found["raw_deviation"]
         return model_rows(x, int(own["features"]), own["gamma"], int(own["feature_seed"]))
 
     def rows_of(self, x: Floats) -> Floats:
-        """Return rows in the coordinates of the run, (n, d + 1)."""
         found = self.kept.arrays
         return Coordinates(found["mean"], found["deviation"], True).rows(self.features_of(x))
 
@@ -233,7 +220,6 @@ class UserRows:
         return made
 
     def step(self, request: wire.LocalRequest | wire.StepWithAgentRequest, center: Floats) -> None:
-        """Update the dual at a center, solve, and prepare the vector to sum."""
         found, own, rho = self.kept.arrays, self.kept.settings, request.rho
         dual, primal = np.zeros(self.shape), np.zeros(len(center))
         if "model" in found:
@@ -247,7 +233,6 @@ class UserRows:
         found["vector"] = np.concatenate([(counted + dual).ravel(), statistics])
 
     def _solve(self, target: Floats, penalty: Floats) -> Floats:
-        """Return the models that minimise C sum loss + 1/2 |w - target|^2 (by ``penalty``)."""
         own, (rows, gram), y = self.kept.settings, self.learned, self.table.y
         hinge, classes = own["loss"] == "hinge", y.shape[1]
         blank = np.zeros((len(target), len(y) if hinge else 0))
@@ -305,7 +290,6 @@ class UserRows:
         return np.asarray(np.array(totals) / own["rows"])
 
     def _weights(self, output: int) -> Floats | None:
-        """Return the weights of the training rows, if classes are weighted."""
         shares = self.kept.arrays["shares"]
         if not shares.size:
             return None
@@ -357,7 +341,6 @@ def make_term(kept: KeptState, request: wire.CombineRequest, total: Floats) -> N
 
 
 def _choose(kept: KeptState, request: wire.CombineRequest) -> None:
-    """Keep only what belongs to the chosen C."""
     found, own = kept.arrays, kept.settings
     check_chosen(request.chosen, request.tried if own["chosen"] < 0 < request.folds else 0)
     own["chosen"] = request.chosen
@@ -409,7 +392,6 @@ def _advance(kept: KeptState, request: wire.CombineRequest, total: Floats, *, ju
 
 
 def open_block(kept: KeptState, request: wire.BlockRequest, total: Floats) -> None:
-    """Compute coordinates or weights from the group's total, in a vertical split."""
     found = kept.arrays
     if request.kind == "columns":
         mean, square = from_digits(total).reshape(2, -1)
@@ -458,7 +440,6 @@ def lead(
 
 
 def final_objective(kept: KeptState, outputs: Floats, targets: Floats) -> float:
-    """Return the model's objective from its outputs at the training rows."""
     own, found = kept.settings, kept.arrays
     squares = ((outputs - found["bias"]) * found["message"]).sum(0)  # |X^T m|^2
     return float(

@@ -1,6 +1,6 @@
 """The client of HierarchicalSVM: a user with rows, the agent of a group, or the label owner.
 
-Requests are checked here, and all data leave the node here, in secure sums or sealed for one party.
+Requests are checked here, and all data are sent from here, in secure sums or sealed for one party.
 Computations are in :mod:`.hierarchical_parties`.
 """
 
@@ -76,17 +76,15 @@ class SVMClient(TableClient):
     columns : sequence of str, optional
         Names of the features.
     classes : sequence of float or str, optional
-        All classes, by whose names y may be given, in the same order everywhere; without them y
-        holds targets of a regression.
+        All classes, in the same order everywhere; y may have their names. Default: regression.
     label_bound : float (default: 1.0)
         Bound of abs(y) in a regression, the same at all nodes with labels.
     alignment_key : bytes or AlignmentTags, optional
-        Joins ids: a secret of users and owner, not of the server, or the party's result of one
-        align run.
+        Joins ids: a secret of users and owner, not of the server, or the result of an align run.
     bound : float, optional
-        Public bound on summed numbers, equal to that of the run; default: the strategy's default.
+        Public bound on summed numbers, equal to that of the run; default: the strategy's.
     predictions : path, optional
-        CSV file for predictions of this node's held-out rows: id, outputs, predicted class.
+        CSV file for predictions of held-out rows: id, outputs, predicted class.
     **common
         Options of :class:`~fedkern_flwr.node.client.Client`; ``allow_single`` lets the agent see
         this user's model if it is the only one of its group.
@@ -149,13 +147,11 @@ class SVMClient(TableClient):
     # -- what the base asks for
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return the phases that a node of this role answers."""
         found: Any = super().handlers()
         own = ("", self.role)
         return {phase: one for phase, one in found.items() if one[0].role in own}
 
     def choose_partners(self, request: Any) -> Collection[int]:
-        """Return the parties with which this node exchanges sealed messages."""
         if self.role != USER:
             return range(self.partitions)
         if isinstance(request, wire.StatisticsRequest):
@@ -204,7 +200,7 @@ class SVMClient(TableClient):
         return replace(reply, ids=nobody, spelled=nobody)
 
     def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
-        """Do nothing: the table knows the order."""
+        pass
 
     def open_round(self, session: str, number: int, checkpoint_every: int) -> SessionState:
         """Return the node's state; an iteration may be repeated, with the same result.
@@ -226,7 +222,6 @@ class SVMClient(TableClient):
         return state
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Refuse invalid requests; note the finished iteration."""
         noisy = isinstance(request, wire.GradientRequest)
         if noisy != (self.budget is not None) and not isinstance(request, wire.PredictRequest):
             why = "is asked for without a budget" if noisy else "adds no noise to what is asked for"
@@ -358,7 +353,6 @@ class SVMClient(TableClient):
         return seal_message(secret, plain, self.session, *place, self.partition, other)
 
     def seal_all(self, users: NDArray[Any], numbers: NDArray[Any], *place: str | int) -> bytes:
-        """Seal the same numbers for each user in turn."""
         return b"".join(self.seal(user, numbers, *place) for user in users.tolist())
 
     def unseal(
@@ -389,7 +383,6 @@ class SVMClient(TableClient):
 
     @answers(wire.PadRequest)
     def contribute_pads(self, request: wire.PadRequest) -> wire.PadReply:
-        """Contribute this node's pad to the sums that it receives."""
         self.check(request, agent=self.partition, owner=self.partition)
         for name in list(self.secure_sums.orders):
             self.secure_sums.contribute_nothing(name)
@@ -399,7 +392,6 @@ class SVMClient(TableClient):
 
     @answers(wire.StatisticsRequest)
     def contribute_statistics(self, request: wire.StatisticsRequest) -> wire.StatisticsReply:
-        """Contribute sums and sums of squares of the model's columns."""
         name, table = self._told(request), self.table
         check_size(table.features, 2 * request.features + 1)
         self.check(request, told=name)
@@ -420,7 +412,6 @@ class SVMClient(TableClient):
 
     @answers(wire.LocalRequest)
     def solve_local_problem(self, request: wire.LocalRequest) -> wire.LocalReply:
-        """Without agents: take the center, solve, contribute the model and its dual."""
         self.check(request, trials=self._trials(request))
         self.pin(agent=-1)
         if not self.repeated:
@@ -458,7 +449,6 @@ class SVMClient(TableClient):
         return str(own["told"])
 
     def _trials(self, request: wire.SolveRequest) -> int:
-        """Return the number of models per output after the request."""
         return self.user.trials if self.user.trying and request.chosen < 0 else 1
 
     def _group_total(self, request: wire.StepWithAgentRequest, name: str) -> Floats:
@@ -479,7 +469,6 @@ class SVMClient(TableClient):
 
     @answers(wire.EvaluateRequest)
     def judge(self, request: wire.EvaluateRequest) -> wire.EvaluateReply:
-        """Contribute the model's loss and its outcomes on held-out rows; write predictions."""
         table, name = self.table, wire.EVALUATION_SUM
         self.check(request)
         held_out = self.user.rows_of(table.x_test) @ request.model.T
@@ -553,7 +542,6 @@ class SVMClient(TableClient):
 
     @answers(wire.GradientRequest)
     def add_gradient(self, request: wire.GradientRequest) -> wire.GradientReply:
-        """Contribute the gradient of the losses at a model."""
         self._take_up(request, gradients.GRADIENT_SUM)
         self.kept.settings["helped"] = True  # to make a model, which may then be judged
         rows = gradients.shortened(self.user.learned[0])
@@ -564,7 +552,6 @@ class SVMClient(TableClient):
 
     @answers(wire.CountRequest)
     def add_counts(self, request: wire.CountRequest) -> wire.CountReply:
-        """Contribute the counts of held-out rows; write their predictions."""
         self._take_up(request, OUTCOMES)
         table, trained = self.table, bool(self.kept.settings.get("helped"))
         tests, held_out = np.arange(table.tests), self.user.rows_of(table.x_test) @ request.model.T
@@ -611,7 +598,6 @@ class SVMClient(TableClient):
 
     @answers(wire.ColumnsRequest)
     def contribute_columns(self, request: wire.ColumnsRequest) -> wire.ColumnsReply:
-        """Contribute sums and sums of squares of the columns."""
         if request.agent < 0:
             raise refusal("columns for no agent", code="FK-MESSAGE-FIELD")
         self.check(request)
@@ -627,7 +613,7 @@ class SVMClient(TableClient):
         return wire.ColumnsReply()
 
     def _check_plan(self, request: wire.ColumnsRequest) -> None:
-        """Refuse a plan whose sums would cover invalid or few rows."""
+        """Refuse a plan with invalid or few rows in its sums."""
         announced = range(self.table.rows + self.table.tests)
         check_selection(request.take, announced, party=self.name)
         check_selection(request.place, range(request.all_rows), party=self.name)
@@ -675,11 +661,9 @@ class SVMClient(TableClient):
 
     @property
     def _learned(self) -> NDArray[np.bool_]:
-        """Which of the user's rows of the plan are training rows."""
         return np.asarray(self.kept.arrays["place"] < self.kept.settings["rows"])
 
     def _held(self, which: slice | NDArray[np.bool_]) -> NDArray[np.intp]:
-        """Return the table positions of rows of the plan."""
         order = self.table.order(self.session, self.alignment_key)
         return np.asarray(order[self.kept.arrays["take"][which]])
 
@@ -687,7 +671,6 @@ class SVMClient(TableClient):
 
     @answers(wire.BlockRequest)
     def open_block(self, request: wire.BlockRequest) -> wire.BlockReply:
-        """Open the group's sum and seal it for the users."""
         found = self.kept.arrays
         if request.kind != "again" and not self.repeated:
             parties.open_block(self.kept, request, self.received(wire.GROUP_SUM))
@@ -700,7 +683,6 @@ class SVMClient(TableClient):
 
     @answers(wire.OwnerRequest)
     def lead(self, request: wire.OwnerRequest) -> wire.OwnerReply:
-        """Take outputs, solve in the subspace of the messages so far, seal the next message."""
         own, found = self.kept.settings, self.kept.arrays
         if request.kind == "start":
             for user in request.users.tolist():
@@ -767,7 +749,6 @@ class SVMClient(TableClient):
         return total.reshape(rows, -1)
 
     def _seal_message(self, number: int) -> NDArray[np.uint8]:
-        """Seal for each user the message at its rows."""
         found = self.kept.arrays
         places = np.split(found["place"], np.cumsum(found["sizes"])[:-1])
         sealed = [
@@ -779,7 +760,6 @@ class SVMClient(TableClient):
     # -- predictions with a model that was saved: parts of that of a vertical split stay with nodes
 
     def _keep_part(self, **arrays: NDArray[Any]) -> None:
-        """Save this node's part of a model in its folder, if any."""
         path = self.state_path(self.session, _KEPT)
         if path is not None:
             write_atomically(path, pack_arrays(arrays, {"role": self.role}), private=True)
@@ -800,7 +780,6 @@ class SVMClient(TableClient):
 
     @answers(wire.PredictRequest)
     def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
-        """Predict the held-out rows with the received model, and write them."""
         table = self.table
         if table.tests:
             arrays: dict[str, NDArray[Any]] = {"weights": request.weights, "bias": request.bias}
@@ -816,14 +795,12 @@ class SVMClient(TableClient):
 
     @answers(wire.RecallRequest)
     def recall(self, request: wire.RecallRequest) -> wire.RecallReply:
-        """Seal the group's saved part of the model for the users."""
         kept = self._read_part(request.model, "coordinates", "weights")
         part = np.concatenate([array.ravel() for array in kept])
         return wire.RecallReply(sealed=self.seal_all(request.users, part, "model", request.round))
 
     @answers(wire.ContributeRequest)
     def contribute(self, request: wire.ContributeRequest) -> wire.ContributeReply:
-        """Contribute the outputs of the group's columns at this user's rows."""
         columns = self.table.features
         check_size(request.rows, request.width)
         self.check(request)
@@ -841,7 +818,6 @@ class SVMClient(TableClient):
 
     @answers(wire.WriteRequest)
     def write(self, request: wire.WriteRequest) -> wire.WriteReply:
-        """Open the outputs, add the saved bias, and write the predictions."""
         self._check_file()
         table, rows = self.table, len(request.take)
         (bias,) = self._read_part(request.model, "bias")
@@ -853,7 +829,6 @@ class SVMClient(TableClient):
         return wire.WriteReply(samples=rows)
 
     def _check_file(self) -> None:
-        """Raise TableError without a file for predictions."""
         if self.predictions is None:
             raise TableError(
                 "there is nowhere to write the predictions",

@@ -28,7 +28,6 @@ class KernelPCAClient(MethodClient):
 
     @contributes(MOMENTS)
     def add_moments(self, **kernel: Any) -> dict[str, Any]:
-        """Return number, sum and second moments of the rows' features."""
         return moments(features_of(self.x, **kernel))
 
     @contributes(REST)

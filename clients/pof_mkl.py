@@ -164,14 +164,12 @@ class OnlineKernelClient(Client):
 
     @property
     def binary(self) -> int:
-        """Columns of the stream, label included, with at most two values."""
         return counting.binary_columns(self.x, self.y)
 
     # -- phases
 
     @answers(wire.PersonalRequest)
     def train_personal(self, request: wire.PersonalRequest) -> wire.PersonalReply:
-        """Run Algorithm 2 of POF-MKL on the client, for B samples."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
         followed = samples.learn_between(seen, request, account.squared)
         weights, losses, account.gap = samples.weigh_samples(request, account, followed.losses)
@@ -183,18 +181,15 @@ class OnlineKernelClient(Client):
 
     @answers(wire.SharedRequest)
     def train_shared(self, request: wire.SharedRequest) -> wire.SharedReply:
-        """Predict with the server's weights, send the gradients of all kernels."""
         return wire.SharedReply(**self._follow(request, request.weights))
 
     @answers(wire.DrawnRequest)
     def train_drawn(self, request: wire.DrawnRequest) -> wire.DrawnReply:
-        """Predict with the server's kernel, send its gradient and all losses."""
         weights = np.zeros(len(request.theta))
         weights[request.kernel] = 1.0
         return wire.DrawnReply(**self._follow(request, weights))
 
     def _follow(self, request: wire.KernelRequest, weights: Floats) -> dict[str, Any]:
-        """Predict with the server's weights; return a reply's gradients and losses."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
         sums, chosen = seen.losses.sum(axis=0), request.kernels_summed()
         likely = np.full(len(chosen), request.chance())
@@ -204,7 +199,6 @@ class OnlineKernelClient(Client):
 
     @answers(wire.RidgeRequest)
     def train_ridges(self, request: wire.RidgeRequest) -> wire.RidgeReply:
-        """POF-RLS: predict with a mixture of learners, send sums of products of features."""
         # noise hides single rows anyway, and a merge could move more rows than one
         least = 0 if self.budget else self.policy.min_sum_rows
         total = pof_rls.learn_samples(request, self.kept, self._rows, least)
@@ -212,14 +206,12 @@ class OnlineKernelClient(Client):
 
     @answers(wire.RidgeEvaluateRequest)
     def evaluate_ridges(self, request: wire.RidgeEvaluateRequest) -> wire.RidgeEvaluateReply:
-        """Predict the held-out rows with the current mixture."""
         tests = self.x_test[: len(self.y_test)]
         outputs = pof_rls.predict_rows(request, self.kept, tests)
         return wire.RidgeEvaluateReply(**self._judged(outputs))
 
     @answers(wire.LocalRequest)
     def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:
-        """Multi-kernel learning on this node alone, sample by sample."""
         if self.sums is not None:
             raise ProtocolError(
                 "its errors are told in runs without secure sums",
@@ -244,7 +236,6 @@ class OnlineKernelClient(Client):
 
     @answers(wire.NetworkRequest)
     def train_network(self, request: wire.NetworkRequest) -> wire.NetworkReply:
-        """Adapt to the previous samples, predict, send the first-order meta-gradient."""
         account, widths = self.kept.of(0), _widths(request)
         adapted = self._adapt(request, widths)
         x, y = self._rows(request.step, request.samples)
@@ -256,7 +247,6 @@ class OnlineKernelClient(Client):
 
     @answers(wire.EvaluateRequest)
     def evaluate_kernels(self, request: wire.EvaluateRequest) -> wire.EvaluateReply:
-        """Predict the held-out rows, with own weights unless the server sends some."""
         weights = request.weights
         if not weights.size:
             weights = samples.weights_now(request, self.kept.of(len(request.theta)))
@@ -266,7 +256,6 @@ class OnlineKernelClient(Client):
 
     @answers(wire.PredictRequest)
     def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
-        """Predict the held-out rows with an earlier run's weights, and write them."""
         if len(self.x_test):
             account = self._read_kept(request).of(len(request.theta))
             weights = samples.weights_now(request, account)
@@ -276,7 +265,6 @@ class OnlineKernelClient(Client):
 
     @answers(wire.RidgePredictRequest)
     def predict_ridges(self, request: wire.RidgePredictRequest) -> wire.RidgePredictReply:
-        """Predict the held-out rows with an earlier run's mixture, and write them."""
         if len(self.x_test):
             account = self._read_kept(request)
             self._write_outputs(pof_rls.predict_rows(request, account, self.x_test))
@@ -284,7 +272,6 @@ class OnlineKernelClient(Client):
 
     @answers(wire.NetworkEvaluateRequest)
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
-        """Predict the held-out rows with the network adapted to the last samples."""
         widths = _widths(request)
         inputs = network.project(self.x_test[: len(self.y_test)], widths[0], request.seed)
         outputs = network.predict(self._adapt(request, widths), widths, inputs)
@@ -421,7 +408,6 @@ class OnlineKernelClient(Client):
         return wire.MaskedReply()
 
     def _tell(self, reply: wire.EvaluateReply) -> wire.EvaluateReply | wire.MaskedReply:
-        """Report figures of held-out rows if there are enough rows."""
         values = np.array([reply.samples, reply.squared_error], np.float64)
         rows = np.arange(len(self.y_test))
         total = "" if self.sums is None else wire.EVALUATE_SUM
@@ -435,7 +421,6 @@ class OnlineKernelClient(Client):
     # -- pieces
 
     def _judged(self, outputs: Floats) -> dict[str, Any]:
-        """Return the number of held-out rows, and their summed squared error."""
         error = float(((outputs - self.y_test) ** 2).sum())
         return {"samples": len(self.y_test), "squared_error": error}
 
@@ -471,7 +456,6 @@ class OnlineKernelClient(Client):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _keep_weights(self, request: wire.PersonalRequest | wire.RidgeRequest) -> None:
-        """Save what predictions need, if there is a folder."""
         path, own = self.state_path(request.session, _WEIGHTS), self.kept.own
         if path is None:
             return

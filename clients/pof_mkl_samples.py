@@ -131,15 +131,12 @@ class StreamAccount:
 
     @property
     def regret(self) -> float:
-        """Squared error above that of the best kernel in hindsight (eq. 11)."""
         return float(self.total - self.squared.min()) if self.squared.size else 0.0
 
     def errors(self) -> dict[str, Any]:
-        """Return the fields of a :class:`~fedkern_flwr.online.messages.StreamReport`."""
         return {"total_samples": int(self.samples), "total_squared_error": float(self.total)}
 
     def report(self) -> dict[str, Any]:
-        """Return the fields of a :class:`~fedkern_flwr.online.messages.KernelReport`."""
         return {**self.errors(), "regret": self.regret, "largest_loss": float(self.largest)}
 
 
@@ -157,7 +154,6 @@ class Predictions(NamedTuple):
 
 
 def message_features(request: wire.DictionaryRequest, dimension: int) -> FeatureMap:
-    """Return the map from rows to the random features of a message's kernels."""
     theta = getattr(request, "theta", None)
     kernels = len(request.bandwidths) // 8
     check_size(kernels, 2 * request.features, dimension, party="server")
@@ -202,7 +198,6 @@ def learn_sample(
     request: wire.DictionaryRequest,
     rule: GradientDescent | AdaGradNorm,
 ) -> None:
-    """Update all kernels' parameters, (N, 2D), with one sample."""
     residual = 2.0 * (seen.kernels[0] - seen.y[0])
     rule.update(theta, residual[:, None] * seen.z[0] + 2.0 * request.regularization * theta)
 
@@ -231,7 +226,7 @@ def learn_between(seen: Predictions, request: wire.PersonalRequest, squared: Flo
 def choose_kernels(
     request: wire.PersonalRequest, weights: Floats, partition: int
 ) -> tuple[NDArray[np.int32], Floats]:
-    """Return the kernels whose gradients this client sends, and their probabilities."""
+    """Return the kernels of this client's gradients, and their probabilities."""
     labels = ("kernels", partition, request.round)
     many, exploration = request.kernels_per_round, request.exploration
     if many >= weights.size:
@@ -304,7 +299,6 @@ def learn_alone(
 def predict_rows(
     request: wire.DictionaryRequest, theta: Real, weights: Floats, x: NDArray[Any]
 ) -> Floats:
-    """Predict rows with kernel weights, in chunks."""
     features, parts = message_features(request, x.shape[1]), [np.zeros(0)]
     for start in range(0, len(x), _CHUNK):
         z = features(x[start : start + _CHUNK])

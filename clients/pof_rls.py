@@ -50,7 +50,6 @@ class Bank:
         return int(self.learners.theta.size // self.learners.theta.shape[-1])
 
     def rows(self, raw: Floats, features: Floats) -> Floats:
-        """Return the learners' inputs."""
         if not self.on_features:
             return raw
         found = features[: len(self.learners.theta), None]
@@ -72,15 +71,8 @@ def learn_samples(
 ) -> Floats:
     """Predict and learn the samples of a message; return the requested sums.
 
-    Parameters
-    ----------
-    request, account
-        The request, and the client's state.
-    stream : callable
-        Returns rows of the stream, (n, d) and (n,): the samples, and earlier ones that the received
-        learners on features lack.
-    least : int (default: 0)
-        Fewest rows of a message with a value of a raw column; see :func:`.merge_rows`.
+    ``stream`` returns rows of the stream: the samples, and earlier ones that the received learners
+    on features lack. For ``least`` see :func:`.merge_rows`.
 
     Raises
     ------
@@ -128,7 +120,6 @@ def learn_samples(
 
 
 def predict_rows(request: wire.RidgeRequest, account: StreamAccount, x: NDArray[Any]) -> Floats:
-    """Predict rows with the current mixture."""
     rows = np.column_stack([ridge.raw_rows(x), *_features(request, x)])
     found = rows @ mixture(request, account, x.shape[1])
     return np.asarray(found.clip(-request.centre, 1.0 - request.centre) + request.centre)
@@ -153,7 +144,6 @@ def mixture(request: wire.RidgeRequest, account: StreamAccount, dimension: int) 
 
 
 def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -> list[Bank]:
-    """Return the learners of a message: the received global ones, and the client's own."""
     wanted = known_word(request.experts, get_args(ridge.Experts))
     for kernels, few in ((request.kernels, request.features), (request.shared, request.summed)):
         check_size(kernels, 2 * max(0, few), max(2 * few, dimension), party="server")

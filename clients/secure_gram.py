@@ -61,7 +61,6 @@ class Released:
 
     @classmethod
     def unpack(cls, data: bytes) -> Released:
-        """Invert :meth:`pack`; empty for no data."""
         return cls(**json.loads(data)) if data else cls()
 
     def pack(self) -> bytes:
@@ -102,7 +101,7 @@ class Released:
 
 
 class GramClient(Client):
-    """A node that holds rows of a matrix whose columns all nodes share.
+    """A node that holds rows of a matrix; all nodes share its columns.
 
     A row is a user's ratings of all items, or a feature of all instances: for columns split over
     parties, pass the transpose of the party's part.
@@ -123,7 +122,7 @@ class GramClient(Client):
     items : sequence of str, optional
         Public names of the items, the same at all nodes, in the same order.
     users : sequence, optional
-        Names of the rows; they never leave the node.
+        Names of the rows; never sent.
     recommendations : path, optional
         CSV file of user, rank, item and score that this node writes.
     top : int (default: 100)
@@ -200,14 +199,12 @@ class GramClient(Client):
         )
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Check the sum before a handler runs."""
         if not isinstance(request, wire.PredictRequest):
             self._check_order(request)
         return method(request)
 
     @answers(wire.CountsRequest)
     def sum_counts(self, request: wire.CountsRequest) -> wire.CountsReply:
-        """Sum in how many rows each item is."""
         if self.kept.counted or wire.GRAM_SUM in self.kept.asked:
             raise disagreement("item counts come before the matrix", code="FK-MESSAGE-ORDER")
         if not request.self_masks and wire.COUNTS_SUM not in self.kept.asked:
@@ -218,7 +215,6 @@ class GramClient(Client):
 
     @answers(wire.MatrixRequest)
     def sum_matrix(self, request: wire.MatrixRequest) -> wire.MatrixReply:
-        """Sum the Gram matrix of the kept items."""
         order, kept, cohort = self._order, self.kept, self._cohort
         counted = cohort.unpack(request.counted)
         if len(counted) < cohort.threshold:
@@ -251,7 +247,6 @@ class GramClient(Client):
 
     @answers(wire.CrossRequest)
     def sum_cross(self, request: wire.CrossRequest) -> wire.CrossReply:
-        """Sum the products of new items with a finished run's, and their squares."""
         old, new = self._encode_kept(request), self._encode(self.x_new, request)
         squares = np.asarray((new * new).sum(axis=0)).ravel()
         self._contribute(np.concatenate([matrix.cross_gram(new, old).ravel(), squares]))
@@ -259,7 +254,6 @@ class GramClient(Client):
 
     @answers(wire.RecommendRequest)
     def recommend(self, request: wire.RecommendRequest) -> wire.RecommendReply:
-        """Rank all items for each user; sum metrics of held-out items."""
         self._ask_once(request)
         name, users = self._order.name, np.arange(self.x.shape[0])
         ranks, steps = read_recommender(request, self.x.shape[1]), 0
@@ -282,7 +276,6 @@ class GramClient(Client):
 
     @answers(wire.PredictRequest)
     def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
-        """Rank all items for each user with a saved kernel; nothing is summed."""
         ranked = self._rank(read_recommender(request, self.x.shape[1]))
         users = 0 if self.recommendations is None else sum(1 for _ in ranked)
         return wire.PredictReply(users=users)
@@ -384,7 +377,6 @@ class GramClient(Client):
 
     @property
     def _cohort(self) -> Cohort:
-        """The nodes that contribute to the current sum."""
         return self.secure_sums.party.state.cohorts[self._order.cohort]
 
     def _contribute(self, values: NDArray[Any], *, overwrite: bool = False) -> None:
@@ -488,8 +480,7 @@ def read_recommender(request: wire.RecommendRequest, columns: int) -> Recommende
     Raises
     ------
     ProtocolError
-        The kernel has a wrong size, the learner is unknown, or the start of lambda is not the usual
-        one.
+        Wrong size of the kernel, unknown learner, or unusual start of lambda.
     """
     items = check_items(request.items, columns)
     if request.products.size != matrix.packed_size(len(items)):

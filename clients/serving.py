@@ -29,10 +29,9 @@ _CHANGING = ("LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod")
 
 
 class _Counted(ConfigRecord):
-    """A record whose bytes can be counted even with an empty value."""
+    """A record that can count bytes of empty values, too."""
 
     def count_bytes(self) -> int:
-        """Return the bytes of names and values."""
         values = (v if isinstance(v, list) else [v] for v in self.values())
         cells = [cell for cell_list in values for cell in cell_list]
         sizes = (
@@ -116,16 +115,14 @@ def serve(make_client: Callable[[Context], Client], mods: Sequence[Mod] = ()) ->
 
     The server sees the text of this package's errors, which quote no data, so that the coordinator
     knows which node lacks which column; of other exceptions it sees only the class. Lists of
-    columns are only in the node's log: in a file without header they are a row. At the first
-    message of a run the log of a stock SuperNode says what its process cost.
+    columns are only in the node's log: in a file without header they are a row.
 
     Parameters
     ----------
     make_client : callable
         Context -> a client; called with every message.
     mods : sequence of callable
-        Flower mods that inspect messages, such as ``message_size_mod``, before they are packed for
-        sending.
+        Flower mods that inspect messages, such as ``message_size_mod``, before they are packed.
 
     Raises
     ------

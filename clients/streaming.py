@@ -1,4 +1,4 @@
-"""The client of the online methods whose rows arrive during a run."""
+"""The client of the online methods with rows that arrive during a run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ class PlacedAccount(StreamAccount):
     recent: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
 
     def __post_init__(self) -> None:
-        """Read a packed place."""
         packed: Any = self.place
         if isinstance(packed, dict):
             self.place = Place(**packed)
@@ -84,7 +83,7 @@ class StreamClient(OnlineKernelClient):
     id_column : str, optional
         The column of row ids, such as times.
     columns : sequence of str, optional
-        Names of the features; default: all other columns of the file.
+        Names of the features; default: all other columns.
     wait : float (default: 30.0)
         Seconds to wait for a message's rows; 0 if the stream does not grow.
     scaling : Scaling, optional
@@ -92,8 +91,8 @@ class StreamClient(OnlineKernelClient):
     sep, decimal, na : str, optional
         CSV dialect.
     **common
-        Held-out rows, and options of :class:`OnlineKernelClient`. A node needs ``state_dir``, where
-        its ledger keeps used rows and the read position.
+        Held-out rows, and options of :class:`OnlineKernelClient`. A node needs ``state_dir`` for
+        its ledger with used rows and the read position.
 
     Raises
     ------
@@ -175,7 +174,6 @@ class StreamClient(OnlineKernelClient):
         return int(self.context.state[_RECORD]["binary"])  # type: ignore[arg-type]
 
     def _open(self, wait: float) -> None:
-        """Read the names of the columns."""
         self.columns = self.source.names(wait)
         self.x = np.zeros((0, len(self.columns)))
         if not len(self.x_test):
@@ -225,13 +223,11 @@ class StreamClient(OnlineKernelClient):
         return np.concatenate([earlier[:, 1:-1], x]), np.concatenate([earlier[:, -1], y])
 
     def _none(self, found: Found) -> StreamError:
-        """Return the error for too few rows: ended, or not yet."""
         if found.ended:
             return StreamError(ENDED, party=self.name, code="FK-STREAM-ENDED")
         return StreamError(LATE, party=self.name, code="FK-STREAM-LATE")
 
     def _earlier(self, step: int) -> NDArray[np.float64]:
-        """Return remembered rows from a sample on."""
         recent = self.kept.recent
         return recent[recent[:, 0] >= step] if len(recent) else recent
 

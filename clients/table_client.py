@@ -41,19 +41,7 @@ from fedkern_flwr.wire import DescribeRequest, columns_digest
 
 
 class RunFile:
-    """A private file of a run.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Default: a private folder for temporary files.
-    session : str
-        Name of the run.
-    partition : int
-        Of the party.
-    kind : str
-        End of the file's name.
-    """
+    """A private file of a run, ending in ``kind``; by default in a folder for temporary files."""
 
     def __init__(self, folder: Path | None, session: str, partition: int, kind: str) -> None:
         base = folder if folder is not None else temporary_folder()
@@ -61,7 +49,6 @@ class RunFile:
         self.party = f"partition {partition}"
 
     def open(self) -> BinaryIO:
-        """Open the file to read and write; create it if needed."""
         return open_private(self.path)
 
     def gone(self, what: str, remedy: str, *, code: str = "FK-STATE-GONE") -> StateError:
@@ -102,7 +89,7 @@ class PartyTable:
     columns : sequence of str or None
         Names of the features; default: numbers.
     classes : sequence of float or str
-        Empty for regression. With named classes labels are names or positions.
+        Empty for regression. Labels are then names or positions.
     label_bound : float
         Bound of regression targets.
 
@@ -181,7 +168,6 @@ class PartyTable:
         return int(self.x.shape[1])
 
     def own_rows(self) -> OwnRows:
-        """Return the rows for the node's ledger."""
         parts, labels = self.parts, (self.y, self.y_test)
         blocks = [
             (x, labels[k]) if k < len(labels) and labels[k].size else (x,)
@@ -221,7 +207,6 @@ class PartyTable:
         return self._hash(session, key)[2]
 
     def announced(self, session: str, key: AlignmentKey | None) -> Floats:
-        """Return the features of all rows in announced order, (n + t, d)."""
         return self.features_of(self.order(session, key))
 
     def features_of(self, rows: NDArray[Any]) -> Floats:
@@ -249,7 +234,6 @@ class PartyTable:
         return self._known
 
     def _ranks(self, hashes: Hashes, session: str, key: AlignmentKey) -> Hashes:
-        """Return the sort keys of announced rows: their pseudonyms."""
         return hashes
 
     def _own_key(self) -> bytes:
@@ -381,30 +365,11 @@ Reply = TypeVar("Reply", bound=TableReply)
 
 
 class TableClient(Client):
-    """Base class of parties with a table whose rows are joined by ids.
+    """Base class of parties with a table; rows are joined by ids.
 
-    Parameters
-    ----------
-    context : flwr.app.Context
-        The node's context.
-    x, y, ids, x_test, y_test, ids_test, columns, classes, label_bound
-        See :class:`~fedkern_flwr.clients.table_client.PartyTable`; all optional.
-    alignment_key : bytes or AlignmentTags, optional
-        Joins ids.
-    predictions : path, optional
-        CSV file for predictions of its held-out rows.
-    table : callable (default: PartyTable)
-        Makes the table.
-    check : callable, optional
-        Checks options before the table is made.
-    **common
-        Options of :class:`~fedkern_flwr.node.client.Client`.
-
-    Attributes
-    ----------
-    table : PartyTable
-    alignment_key, predictions
-        As given.
+    ``table`` makes the table, by default a :class:`PartyTable` (see there for its parameters);
+    ``check`` checks options before that. ``alignment_key`` joins ids; ``predictions`` is a CSV file
+    for held-out rows.
     """
 
     pair_secrets: ClassVar[bool] = True
@@ -465,11 +430,9 @@ class TableClient(Client):
 
     @property
     def session(self) -> str:
-        """Name of the current run."""
         return str(self._request.session)
 
     def wrong(self, problem: str, remedy: str | None = None, *, code: str = "") -> ProtocolError:
-        """Return the error for an invalid request."""
         return ProtocolError(problem, remedy=remedy, party=self.name, code=code)
 
     def own_rows(self) -> OwnRows:
@@ -509,20 +472,16 @@ class TableClient(Client):
         return binary_columns(self.table.x) + (len(self.table.classes) == 2)
 
     def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
-        """Store the table row at each announced position."""
         self.kept.arrays["order"] = order
 
     def places(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return the table positions of announced rows."""
         return np.asarray(self.kept.arrays["order"][rows])
 
     def features_at(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the features of announced rows, (n, d)."""
         found: NDArray[np.float64] = self.table.features_of(self.places(rows))
         return found
 
     def yardstick(self, bins: int) -> Yardstick:
-        """Return what this party counts on its held-out rows."""
         table = self.table
         return Yardstick(len(table.classes), table.y.shape[1], table.label_bound, bins)
 
@@ -537,16 +496,8 @@ class TableClient(Client):
     ) -> NDArray[np.float64]:
         """Return the evaluation of held-out rows that may be released, or zeros.
 
-        Parameters
-        ----------
-        tests : ndarray
-            Numbers of held-out rows.
-        predictions : ndarray, shape (n, k)
-            Of these rows.
-        bins : int
-            Bins of a histogram.
-        total, **about
-            See :meth:`~fedkern_flwr.node.guarded.GuardedNode.figures`.
+        ``tests`` are their numbers; ``total`` and ``about`` as in
+        :meth:`~fedkern_flwr.node.guarded.GuardedNode.figures`.
 
         Raises
         ------
@@ -585,6 +536,5 @@ class TableClient(Client):
             self._save(state, save_as)
 
     def forget(self, state: SessionState) -> bytes:
-        """Erase the file of the run, and all else at its end."""
         RunFile(self.state_dir, state.session, self.partition, self.run_file).erase()
         return b""

@@ -144,7 +144,6 @@ class AlignIds(Method):
         *,
         last: bool = False,
     ) -> Steps:
-        """Return the replies of all parties, whose secrets must stay the same."""
         again = _FILES if last else _AGAIN
         try:
             answers = yield Ask(requests, reply=reply, remedy=f"mend it and {again}", last=last)

@@ -96,7 +96,7 @@ class VMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
 class EMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
     """Ensemble multi-kernel online federated learning: one kernel per round for all clients.
 
-    The server draws a kernel from the global weights mixed with 10 % uniform. The clients predict
+    The server samples a kernel from the global weights mixed with 10 % uniform. The clients predict
     with it and send its gradient, divided by its probability, and all kernels' losses.
 
     References
@@ -122,7 +122,6 @@ class EMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
     )
 
     def request(self, stream: dict[str, Any]) -> wire.DrawnRequest:
-        """Draw the kernel of the round and request its gradient."""
         share = _UNIFORM_SHARE
         probabilities = (1.0 - share) * self.evaluation_weights() + share / self.kernels
         draw = uniform(self.run_seed, "drawn kernel", stream["round"])
@@ -231,7 +230,6 @@ class PerFedAvg(OnlineStrategy):
 
     @property
     def parameters_(self) -> Floats:
-        """The learned initialisation, shape (1, parameters)."""
         return self.theta_
 
     def model_arrays(self) -> Arrays:

@@ -188,11 +188,9 @@ class ColumnRanges(Method):
         return list(shared.values())
 
     def _labelled(self, holders: Sequence[Any]) -> bool:
-        """Return whether the labels are a column of a block."""
         return self.labels and bool(holders[0].labelled)
 
     def _block(self, holders: Sequence[Any]) -> Block:
-        """Return what decides the sums of a block: categories have no means."""
         first, rows = holders[0], _rows(holders)
         block = Block(first.kinds, 0, rows, len(holders), self.bound)
         columns = block.numeric if first.kinds else int(first.features)
@@ -248,7 +246,6 @@ class ColumnRanges(Method):
     def _sum_deviations(
         self, blocks: Mapping[str, Block], asked: Mapping[str, Coarse], labels: Mapping[str, bool]
     ) -> Steps:
-        """Sum the second pass; make statistics and common encoders."""
         requests, lengths = dict[str, wire.RangesRequest](), dict[str, int]()
         for name, first in asked.items():
             own = {part: value for part, value in vars(first).items() if part != "centre"}
@@ -296,7 +293,6 @@ class ColumnRanges(Method):
         return replace(first, splits=splits)
 
     def _sum(self, requests: Requests, name: str, lengths: Mapping[str, int], reply: Any) -> Steps:
-        """Sum ``lengths`` numbers over the holders of each block; return block -> total."""
         shared = [block for block, holders in self.blocks_.items() if len(holders) > 1]
         how: dict[str, Any] = {"name": name, "encoding": ENCODING}
         terms = [
@@ -311,7 +307,6 @@ class ColumnRanges(Method):
 
 
 def _by_block(parties: Any) -> dict[str, list[Any]]:
-    """Return the parties of each block, by partition."""
     found: dict[str, list[Any]] = {}
     for party in sorted(parties, key=lambda p: p.partition):
         found.setdefault(party.block, []).append(party)

@@ -208,7 +208,6 @@ class FDSKL(Judges):
 
     @property
     def chosen_loss(self) -> Loss:
-        """The loss; the default depends on the labels."""
         return self.loss or ("smooth-hinge" if self.classes_ else "square")
 
     @property
@@ -238,7 +237,6 @@ class FDSKL(Judges):
 
     @property
     def tried_regularizations(self) -> tuple[float, ...]:
-        """Candidates for lambda in one-shot."""
         if self.regularization is not None:
             return (self.regularization,)
         exact = self.learns_numbers and self.chosen_bits == 32
@@ -246,7 +244,6 @@ class FDSKL(Judges):
 
     @property
     def chosen_regularization(self) -> float:
-        """Lambda of streaming."""
         return 1e-4 if self.regularization is None else self.regularization
 
     @property
@@ -331,7 +328,7 @@ class FDSKL(Judges):
     # -- parties
 
     def begin(self, config: ConfigRecord | None = None) -> None:
-        """Reset; an explicit seed also orders the rows."""
+        """Reset; an explicit seed also fixes the order of rows."""
         super().begin(config)
         at_least("seed", self.run_seed, 0)
         if self.seed is not None or (config is not None and config.get("seed") is not None):
@@ -341,7 +338,6 @@ class FDSKL(Judges):
         vertical.check_parties(parties)
 
     def cohorts(self) -> list[list[int]] | None:
-        """Match the rows; all sums are over all parties."""
         parties = list(self.parties_.values())
         self.plan_ = vertical.make_plan(parties, self.missing, predict=bool(self.model_of[0]))
         vertical.check_alone(self.plan_, parties, allow_single=self.allow_single)
@@ -355,7 +351,6 @@ class FDSKL(Judges):
         return sum(party.features for party in self.parties_.values())
 
     def _tables(self) -> dict[str, str]:
-        """Return a digest of each party's column names."""
         return {str(party.partition): party.columns for party in self.parties_.values()}
 
     # -- a run
@@ -404,7 +399,6 @@ class FDSKL(Judges):
         return Save({}, {**known, **meta}, kept=kept)
 
     def _metrics(self, counts: Sequence[NDArray[np.float64]]) -> dict[str, float]:
-        """Return the metrics of held-out rows from the active parties' counts."""
         found = [c for c in counts if len(c) == self._yard.length]
         if not found:
             self.nodes.note_untold()
@@ -413,7 +407,6 @@ class FDSKL(Judges):
 
     @property
     def _yard(self) -> Yardstick:
-        """What an active party counts; its held-out rows limit the histogram."""
         tests = [len(part) for part in self.plan_.test.values() if len(part)]
         bins = bins_of(min(tests, default=0), self.classes_)
         return Yardstick(self.classes_, self.outputs_, self.label_bound_, bins)
@@ -436,7 +429,6 @@ class FDSKL(Judges):
         return dict(metrics)
 
     def _solve(self, phases: Phases, need: Need, again: Need | None, save_as: int) -> Steps:
-        """Let the active party train; return its choice with metrics, and the metrics."""
         owner = self.plan_.actives[0]
         request = wire.TrainRequest(
             save_as=save_as,
@@ -491,7 +483,6 @@ class FDSKL(Judges):
         )
 
     def upto(self, number: int) -> dict[int, int]:
-        """Return each owner's number of directions after an iteration."""
         count = len(self.leaders)
         return {
             owner: self.directions * ((number + count - 1 - k) // count)
@@ -505,7 +496,7 @@ class FDSKL(Judges):
     def solved(self) -> Need:
         """Return the phases of the final solution: rows of the last half of the batches.
 
-        All of them have the directions of the first of these batches.
+        All have the directions of the first of these batches.
         """
         half = self.num_rounds // 2
         return Need(self._need(half + 1, self.num_rounds).rows, self.upto(half + 1))
@@ -516,7 +507,7 @@ class FDSKL(Judges):
         """Take an exchange of iterations ``done`` + 1 to ``last``.
 
         The t-th requests the phases of iteration t and finishes the one that is due. The last also
-        requests those of held-out rows, and has the parties save their state.
+        requests those of held-out rows and saves states.
         """
         finish, score = t - self._lag, t - 1 if self._lag == 2 else 0
         need = self._need(t, t) if t <= last else tested if finish == last else None
@@ -534,7 +525,6 @@ class FDSKL(Judges):
         yield from phases.advance(need, again if t > done + 1 else None, **work)
 
     def _descend(self) -> Rounds:
-        """Run the iterations from the checkpoint on, with evaluations on the way."""
         most = self.planned = self.num_rounds
         self.capacity = max(self.upto(most).values())
         self.regularization_ = self.chosen_regularization
@@ -594,16 +584,8 @@ class FDSKL(Judges):
     ) -> None:
         """Let the active parties predict their held-out rows with a saved model.
 
-        They write the predictions and send nothing of them.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        meta : mapping
-            Facts of the model, see :meth:`model`.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of one exchange.
+        They write the predictions and send nothing of them. ``meta`` is from :meth:`model`;
+        ``timeout`` is in seconds per exchange.
 
         Raises
         ------
@@ -639,7 +621,6 @@ def _next(done: int, every: int | None) -> int:
 
 
 def _evaluation_row(found: Mapping[str, float], spent: NDArray[np.float64]) -> dict[str, Any]:
-    """Return an evaluation's row of the history."""
     seconds, bytes_up = spent.tolist()
     error = found.get("test_rmse", 1.0 - found.get("test_accuracy", 1.0))
     return {**found, "test_error": error, "bytes_up": int(bytes_up), "seconds": seconds}
@@ -660,8 +641,6 @@ class Need:
 
 @dataclass(frozen=True)
 class Iteration:
-    """An iteration of streaming."""
-
     number: int
     leader: int  # the active party whose batch it takes
     rows: Rows  # the batch, rows of the plan
@@ -810,7 +789,7 @@ class Phases:
         """Let the owner train on its rows of ``need`` and predict, as the last exchange of the run.
 
         If it has lost phases, it gets those of ``again`` (streaming). After several messages it may
-        have lost the earlier ones, so the others learn of the end only when it has answered.
+        have lost the earlier ones, so the others get the end only after its answer.
         """
         ends = self._parts == 1 and again is None
         rows = np.intersect1d(need.rows, rows_of(self.plan.train[owner]))
@@ -872,5 +851,4 @@ class Phases:
             yield self.number, rows, fields
 
     def positions(self, partition: int, rows: Rows) -> NDArray[np.int32]:
-        """Return positions of the plan's rows among a party's announced rows."""
         return np.ascontiguousarray(self.plan.rows[partition][rows], np.int32)

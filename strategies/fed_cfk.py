@@ -1,4 +1,4 @@
-"""FedCFK: a recommender from a secure sum, whose ratings never leave the users."""
+"""FedCFK: a recommender from a secure sum; ratings stay at the users."""
 
 from __future__ import annotations
 
@@ -96,7 +96,6 @@ class FedCFK(SecureGram):
         self.fill_in(neighbours=recommenders.NEIGHBOURS)
 
     def _check_learner(self) -> None:
-        """Fill in the learner; refuse options of others."""
         own = self.kernel != "cosine" or not self.subtract_mean
         if self.regularization and not own and self.learner not in recommenders.LEARNERS:
             raise OptionError(
@@ -161,7 +160,6 @@ class FedCFK(SecureGram):
     # -- what users do with the kernel
 
     def _offer(self, kind: type[wire.RecommendRequest], **tuning: Any) -> wire.RecommendRequest:
-        """Return a request that carries the kernel, with lambda or its search."""
         whole = self.gram_, self.items_, self.catalogue_, self.rows_
         ranks = self.recommender(ItemKernel.of_gram(*whole, self.dot_kernel_))
         rows = max(party.rows for party in self.parties_.values())
@@ -169,7 +167,6 @@ class FedCFK(SecureGram):
         return kind.of(ranks, rows=rows, self_masks=self.self_masks, **known)
 
     def use(self) -> Steps:
-        """Send the kernel; sum the metrics of the recommendations."""
         everybody = len(self._counted) - 1
         cohort = self._cohort(everybody)
         if "judged" in self.saved_meta_:
@@ -199,7 +196,6 @@ class FedCFK(SecureGram):
 
     @property
     def tunes(self) -> bool:
-        """Whether nodes choose lambda."""
         return not self.regularization and self.learner != "knn"
 
     # -- recommendations with a kernel that was saved
@@ -214,13 +210,11 @@ class FedCFK(SecureGram):
         return found
 
     def recommender(self, kernel: ItemKernel, found: float | None = None) -> Recommender:
-        """Return a recommender with a kernel, by default with the chosen lambda."""
         how = found or self.regularization_, self.subtract_mean, self.neighbours
         return Recommender(kernel, self.learner, *how)
 
     @property
     def _names(self) -> str:
-        """Digest of the names of all items."""
         return next((party.columns for party in self.parties_.values()), "")
 
     def predict_at_nodes(
@@ -234,16 +228,8 @@ class FedCFK(SecureGram):
         """Let the nodes recommend to their present users with a saved kernel.
 
         Nothing is summed; the nodes write the recommendations. Other nodes with the same items may
-        take part.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        arrays, meta : mapping
-            The model, see :meth:`model`.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of an exchange.
+        take part. ``arrays`` and ``meta`` are from :meth:`model`; ``timeout`` is in seconds per
+        exchange.
 
         Raises
         ------
@@ -252,6 +238,7 @@ class FedCFK(SecureGram):
         TableError
             No node writes recommendations.
         CohortError, ProtocolError
+            See :meth:`start`.
         """
         meta = {**_OLD, **meta}
         self.check_same(meta, (*_USED, "kernel"))

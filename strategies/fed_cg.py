@@ -240,7 +240,6 @@ class FedCG(PrivateMethod, Judges):
 
     @property
     def fixed_landmarks(self) -> int:
-        """Number of landmarks if it does not depend on the parties."""
         return _LANDMARKS if self.landmarks == "auto" else int(self.landmarks)
 
     @property
@@ -250,7 +249,6 @@ class FedCG(PrivateMethod, Judges):
 
     @property
     def rank(self) -> int:
-        """Rank of the preconditioner, 0 for none."""
         if self.preconditioner_rank is not None:
             return self.preconditioner_rank
         return min(_RANK, self.fixed_landmarks // 2)
@@ -299,7 +297,6 @@ class FedCG(PrivateMethod, Judges):
         return {**arrays, **self._factor}, meta
 
     def _tables(self) -> dict[str, str]:
-        """Return a digest of each block's column names."""
         parties: Mapping[int, Any] = self.parties_
         return {party.block: party.columns for party in parties.values()}
 
@@ -403,7 +400,6 @@ class FedCG(PrivateMethod, Judges):
         return list(self._sets.values())
 
     def _plan_sizes(self) -> None:
-        """Choose unset sizes within the nodes' release limits."""
         if self.model_of[0] or not (self.tunes or self.landmarks == "auto"):
             return
         counts = self.classes_ if self.class_weight else 0
@@ -456,7 +452,6 @@ class FedCG(PrivateMethod, Judges):
         return metrics
 
     def _first_coefficients(self) -> Floats:
-        """Return the start of conjugate gradients: given, zeros or standard normal."""
         shape = (self.landmarks_, self.outputs_)
         if self.initial_:
             (start,) = self.initial_
@@ -515,7 +510,6 @@ class FedCG(PrivateMethod, Judges):
             self.gammas_ = of_landmarks(self, np.array([tuned["gamma"]]))[0]
 
     def _keep_factor(self, system: HybridSystem) -> None:
-        """Keep the inverse factor of K^T K + lambda I, for variances."""
         if self.variance and not self.classes_ and system.gram is not None:
             matrix = system.gram + self.regularization_ * np.eye(len(system.gram))
             lower = linalg.cholesky(matrix, lower=True)
@@ -537,16 +531,8 @@ class FedCG(PrivateMethod, Judges):
     ) -> None:
         """Let the hospitals predict their held-out rows with a saved model.
 
-        They write the predictions and send nothing of them.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        arrays, meta : dict
-            What :meth:`model` returned.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of one exchange.
+        They write the predictions and send nothing of them. ``arrays`` and ``meta`` are from
+        :meth:`model`; ``timeout`` is in seconds per exchange.
 
         Raises
         ------

@@ -107,7 +107,7 @@ def hospital_allowance(plan: Plan, parties: Parties, folds: int = 0) -> Allowanc
 
 
 def auto_landmarks(plan: Plan, outputs: int, allowed: Allowance, counts: int) -> int:
-    """Return the landmarks whose sums for one width may be released.
+    """Return the number of landmarks that the release limit allows for one width.
 
     ``counts`` further numbers are released, such as class counts.
     """
@@ -174,7 +174,6 @@ def known_widths(options: FedCG, plan: Plan, parties: Parties) -> list[float]:
 
 
 def plan_sums(system: HybridSystem) -> Sums:
-    """Return the best folds and widths that the nodes allow."""
     options, plan, parties = system.options, system.options.plan_, system.parties
     allowed = hospital_allowance(plan, parties).numbers - system.released
     why, of_folds = "all that is tried", ""
@@ -211,7 +210,6 @@ def _wanted(options: FedCG) -> list[tuple[int, int]]:
 
 
 def _few_rows(plan: Plan, parties: Parties, folds: int) -> bool:
-    """Return whether folds have fewer rows than the nodes allow."""
     wards = plan.wards
     least = max(_LEAST_ROWS, *(parties[h].fold_rows for h in wards))
     most = max(parties[h].fold_sum_rows for h in wards)
@@ -221,7 +219,6 @@ def _few_rows(plan: Plan, parties: Parties, folds: int) -> bool:
 
 
 def _most_landmarks(plan: Plan) -> int:
-    """Return the most landmarks that a message, or a hospital's file, can hold."""
     least, most = _LEAST_LANDMARKS
     rows = [ward.total for ward in plan.wards.values()]
     fits = _MOST_KEPT // max(1, *rows) if plan.rows_alone else _MOST_NUMBERS // max(1, sum(rows))
@@ -238,7 +235,6 @@ class HybridSystem:
     Attributes
     ----------
     options : FedCG
-        Options, plan, landmarks and widths of the run.
     parties : dict
         Partition -> its description.
     cohorts : dict
@@ -275,12 +271,10 @@ class HybridSystem:
 
     @property
     def labels(self) -> Yardstick:
-        """Kind of the hospitals' labels, the same for all."""
         first = self.parties[self.plan.hospitals[0]]
         return Yardstick(first.classes, first.outputs, first.label_bound)
 
     def facts(self, partition: int, wanted: Collection[str] = ()) -> wire.Facts:
-        """Return what the sums of a request to a party depend on."""
         party, wards, options = self.parties[partition], self.plan.wards, self.options
         return wire.Facts(
             landmarks=options.landmarks_,
@@ -438,7 +432,6 @@ class HybridSystem:
             self._sealed |= {q: (leader, s) for q, s in zip(peers, sealed, strict=True)}
 
     def _agreed(self, block: str) -> bool:
-        """Return whether a block's holders share a secret: configured, or of an earlier run."""
         holders = self.plan.blocks[block]
         digests = {self.parties[p].secret_digest(len(holders)) for p in holders}
         return len(digests) == 1 and "" not in digests
@@ -466,7 +459,6 @@ class HybridSystem:
     # -- kernels
 
     def _make_kernels(self) -> Steps:
-        """Sum the distances, as many rows per message as it can hold."""
         wards = self.plan.wards
         largest = max(sum(w.total for w in wards.values() if p in w.centres) for p in self.parties)
         parts = max(
@@ -522,7 +514,6 @@ class HybridSystem:
             self.landmark_kernel = kernel_from_distances(square + square.T, options.gammas_)
 
     def _how(self, partition: int) -> dict[str, Any]:
-        """Return what a party needs to draw its landmarks and make its kernel."""
         options, party = self.options, self.parties[partition]
         holders = self.plan.blocks.get(party.block, ())
         seed_from, sealed = self._sealed.get(partition, (-1, _NO_BYTES))
@@ -576,7 +567,6 @@ class HybridSystem:
     def _declared(
         self, requests: Mapping[int, wire.HybridRequest], wanted: Collection[str] = ()
     ) -> list[SumSpec]:
-        """Return the sums of requests to several parties."""
         found = {
             spec.name: spec
             for p, request in requests.items()
@@ -706,20 +696,8 @@ def iterate(
 ) -> Steps:
     """Run conjugate gradients; return coefficients, (m, k), and metrics.
 
-    Parameters
-    ----------
-    system : HybridSystem
-        Computes the products.
-    start : ndarray, shape (m, k)
-        Start.
-    probes : ndarray, shape (m, r)
-        Directions for the preconditioner; none without.
-    most : int
-        Most iterations.
-    saved : dict
-        Arrays of an interrupted run's checkpoint, else empty.
-    save : callable
-        Returns the step that saves arrays.
+    ``probes``, (m, r), make the preconditioner; ``saved`` are arrays of an interrupted run's
+    checkpoint; ``save`` returns the step that saves arrays.
     """
     pairs, regularization = system.landmark_kernel, system.options.regularization_
 
@@ -760,14 +738,7 @@ def iterate(
 def tune_and_solve(system: HybridSystem) -> Steps:
     """Sum the equations of several widths and folds, choose, solve.
 
-    Returns
-    -------
-    ndarray, shape (m, k)
-        The coefficients.
-    dict
-        Metrics.
-    dict
-        What was tried and chosen, as plain values for a result file.
+    Return coefficients, (m, k), metrics, and what was tried and chosen.
     """
     options, labels, plan = system.options, system.labels, system.plan
     taken, m, rows = system.sums or plan_sums(system), options.landmarks_, plan.training_rows

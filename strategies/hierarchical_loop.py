@@ -1,28 +1,26 @@
 """Consensus over groups: one exchange per iteration, with groups in step or not.
 
 A group's center follows from the group's sum and the global model. The agent opens that sum, but
-the users can compute the center, too, so users and agents work at the same time. The users get the
-sum of the last iteration under the agent's pad, and the pad, sealed by the agent. They compute the
-center and solve the next iteration with it, while the agents compute the same centers. The server
-makes the global model from the sum of the agents' terms. The users' statistics reach the server
-with the agents' next sum, and the loss of its model one later: groups in step need two exchanges
-after the last iteration.
+users can compute the center, too, so both work at the same time. Users get the last iteration's sum
+under the agent's pad, and the pad, sealed by the agent; they compute the center and solve the next
+iteration. The server makes the global model from the sum of the agents' terms. Users' statistics
+reach it with the agents' next sum, and the loss of its model one later: groups in step need two
+exchanges after the last iteration.
 
-**Asynchronous groups** use the same loop. A group is late if its users' replies are missing; the
-others' total does not wait for it. As soon as the total is open and two groups are ready, all
-agents contribute to the next total: ready groups a new term, the others their old one. With
-staleness 0 all groups are ready together.
+**Asynchronous groups** use the same loop. The total does not wait for groups with missing replies
+of users. Once it is open and two groups are ready, all agents contribute to the next total: ready
+groups a new term, the others their old one. With staleness 0 all groups are ready together.
 
 **Lost groups** can be left out. While all agents are there, their sums have no self masks and open
 by themselves. After a loss, sums have self masks, opened by one more exchange with the agents while
 the users work. No term may be in a total of both kinds: a lost agent's upload could arrive late,
-with no self mask to hide it. So the total that lacks a lost agent is skipped, and after a loss all
+with no self mask to hide it. So the total that lacks an agent is skipped, and after a loss all
 terms of the first total are new.
 
-Only this part of the method repeats exchanges itself, as privacy limits what may be repeated: for
-an incomplete group sum only its agent and users, for an incomplete agents' sum all agents. No total
-is opened twice, and each has at least two new terms; otherwise the difference of two sums would
-reveal single parties.
+Only this part of the method repeats exchanges itself, as privacy limits repetition: an incomplete
+group sum to its agent and users, an incomplete agents' sum to all agents. No total is opened twice,
+and each has at least two new terms; otherwise the difference of two sums would reveal single
+parties.
 """
 
 from __future__ import annotations
@@ -63,23 +61,19 @@ class Live:
     place : int
         Its index among all groups.
     name : str
-        Name of the pending sum, bound to all that the users were sent.
+        Name of the pending sum, bound to all requests to the users.
     done : int
         Completed iterations.
     told : dict
         User -> its request of the current iteration.
-    sum : RunningSum or None
-        The users' sum of that iteration, for the agent.
-    before : RunningSum or None
-        The sum before, until the agent has it.
+    sum, before : RunningSum or None
+        The users' sum of that iteration; the sum before, until the agent has it.
     ready : bool
         Whether the sum is complete.
     sealed : bytes
         The agent's pad of the sum, sealed for each user.
-    attempt : int
-        Earlier requests for the same sum.
-    deadline : float
-        When its time ends.
+    attempt, deadline : int, float
+        Earlier requests for the same sum; when the time ends.
     judging, judged : int or None
         Numbers of the models that the users evaluate, and that the agent's statistics are of.
     """
@@ -109,11 +103,9 @@ class GroupLoop:
     post : Overlap
         Pending messages.
     reported : int
-        The last iteration that was reported.
-    live : dict
-        Number -> group.
-    lost : dict
-        Number -> why it was left out.
+        Last reported iteration.
+    live, lost : dict
+        Number -> group; number -> why it was left out.
     tick : int
         Number of requests to the agents.
     center : ndarray
@@ -132,20 +124,16 @@ class GroupLoop:
         Groups with new terms in this total.
     sigma, next_sigma : ndarray, shape (k, 1)
         Penalties of the agents, before and after this total.
-    opening : bool
-        Whether a total is pending.
+    opening, last : bool
+        Whether a total is pending; whether only its losses matter, as no iteration follows.
     renew : bool
         Whether all terms of the next total must be new, after a loss.
-    last : bool
-        Whether no iteration follows; only the losses in it matter.
     total : RunningSum or None
         The agents' sum, if there are several.
     terms : dict
         Agent -> its reply.
-    attempt : int
-        Earlier requests for this total.
-    deadline : float
-        When the agents' time ends.
+    attempt, deadline : int, float
+        Earlier requests for this total; when the agents' time ends.
     answered : set of int
         Partitions that answered their last request.
     failed : dict
@@ -197,7 +185,6 @@ class GroupLoop:
 
     @property
     def leave_out(self) -> bool:
-        """Whether the run goes on without lost groups."""
         return self.run.options.lost_groups == "leave-out"
 
     @property
@@ -229,7 +216,6 @@ class GroupLoop:
         return Learned(small, self.center if self.best is None else self.best.model, self.lost)
 
     def _is_over(self) -> bool:
-        """Return whether all iterations are done, except for the last objective."""
         done = self.slowest
         return not self.opening and (
             self.run.is_small(self.residuals, done) or done >= self.run.options.num_rounds
@@ -240,14 +226,8 @@ class GroupLoop:
     def _advance(self, groups: set[int], *, opening: bool = True, working: bool = True) -> None:
         """Let agents complete an iteration of some groups, and their users begin the next.
 
-        Parameters
-        ----------
-        groups : set of int
-            Groups with complete sums; at first, or in a resumed run, all.
-        opening : bool (default: True)
-            Whether there are sums to complete.
-        working : bool (default: True)
-            Whether another iteration follows.
+        ``groups`` are those with complete sums; at first, or in a resumed run, all. ``opening``:
+        there are sums to complete; ``working``: another iteration follows.
         """
         self.tick, self.opening, self.last, self.attempt = self.tick + 1, opening, not working, 0
         self.run.step = self.tick
@@ -269,7 +249,6 @@ class GroupLoop:
         self._ask(groups if working else (), total=opening)
 
     def _settle(self) -> None:
-        """Continue with the chosen C, as the agents do with their next center."""
         part_of, (now, following) = self.run.choice.part_of, self.factors
         self.center, self.factors = part_of(self.center), (part_of(now), part_of(following))
         self.models = {k: part_of(model) for k, model in self.models.items()}
@@ -304,7 +283,6 @@ class GroupLoop:
         self.post.send(requests, replies, sums, deliveries, number=self.tick)
 
     def _user_requests(self, one: Live, *, opening: bool) -> dict[int, wire.StepWithAgentRequest]:
-        """Return the requests to a group's users."""
         run, done = self.run, one.done + opening
         index, padded, width = 0, np.zeros(0, np.uint64), run.shape[1]
         if opening:
@@ -363,7 +341,7 @@ class GroupLoop:
         """Return the groups that advance, once the total is open and enough are ready.
 
         At least two, unless all are ready, since two totals could reveal one group; after a loss
-        all. Empty if all iterations are done. An agent answers a repeated request for its group's
+        all; none if all iterations are done. An agent answers a repeated request for its group's
         sum first.
         """
         while True:
@@ -379,7 +357,6 @@ class GroupLoop:
                     return advancing
 
     def _drain(self) -> Steps:
-        """Wait until no node is at work."""
         while self.opening or not all(one.ready for one in self.live.values()):
             yield from self._read()
 
@@ -418,7 +395,6 @@ class GroupLoop:
             self._ask(again, total=False)
 
     def _is_late(self, one: Live) -> bool:
-        """Return whether no more replies of a group can come."""
         waiting = self.post.waiting(one.group.members)
         return not waiting or time.monotonic() > one.deadline
 
@@ -458,7 +434,6 @@ class GroupLoop:
             yield Round(self.row["round"], self.row)
 
     def _open(self) -> Floats:
-        """Return the agents' total."""
         total = self.total
         if total is None:
             return np.concatenate([self.terms[agent].term[0] for agent in self.agents])
@@ -477,7 +452,6 @@ class GroupLoop:
         return f"{', '.join(who[:3])}, {self.run.options.attempts} times in a row" if who else ""
 
     def _close(self, one: Live, *names: Literal["sum", "before"]) -> None:
-        """Drop sums of a group."""
         for name in names:
             running = getattr(one, name)
             if running is not None:
@@ -554,7 +528,6 @@ class GroupLoop:
     # -- checkpoints
 
     def _save(self) -> Steps:
-        """Write a checkpoint; all nodes save their state."""
         yield from self.run.save(
             self.slowest,
             [p for one in self.live.values() for p in one.group.members],

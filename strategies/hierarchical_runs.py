@@ -1,14 +1,14 @@
 """State and exchanges of a HierarchicalSVM run, with rows at users or columns at groups.
 
-A :class:`RowRun` has the exchanges with all users; those of groups with agents are in
-:mod:`.hierarchical_loop`. Several C are tried side by side in the run, which continues with one of
-them, see :mod:`fedkern_flwr.groups.consensus`. With a privacy budget the run takes steps along
-noisy sums of gradients, see :mod:`fedkern_flwr.groups.gradients`.
+A :class:`RowRun` has the exchanges with all users (those of groups are in
+:mod:`.hierarchical_loop`). Several C are tried side by side, and the run continues with one, see
+:mod:`fedkern_flwr.groups.consensus`. With a privacy budget it takes noisy gradient steps, see
+:mod:`fedkern_flwr.groups.gradients`.
 
 A :class:`ColumnRun` iterates by :mod:`fedkern_flwr.solvers.dual_subspace`, two exchanges each:
 users multiply the owner's message and the agents' weights with their rows; then agents open the
-next weights, and the owner the outputs, from which it makes the next message. Predictions with a
-saved model take three exchanges.
+next weights, and the owner the outputs, from which it makes the next message. Predictions take
+three exchanges.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class Judged(NamedTuple):
     model: Floats
 
     def better(self, other: Judged | None) -> Judged:
-        """Return the better of two, output by output."""
         if other is None:
             return self
         mine = self.objectives < other.objectives
@@ -85,7 +84,6 @@ class Saver:
     last: int = 0
 
     def is_due(self, done: int) -> bool:
-        """Return whether a checkpoint is due after ``done`` iterations."""
         return bool(self.every) and done - self.last >= self.every
 
     def save(
@@ -115,7 +113,7 @@ class Choice:
     tuned : dict
         What was tried and chosen, or why not; empty for a given C.
     found, chosen : int
-        Positions of the best candidate, and of the one in use; -1 before.
+        Positions of the best candidate and of the one in use; -1 before.
     """
 
     C: float = 1.0
@@ -127,7 +125,6 @@ class Choice:
 
     @property
     def trying(self) -> bool:
-        """Whether outputs are those of all candidates."""
         return self.folds > 0 and self.chosen < 0
 
     def take_losses(self, number: int, losses: Floats, rows: int) -> None:
@@ -164,7 +161,6 @@ class Choice:
         return True
 
     def part_of(self, stacked: Floats) -> Floats:
-        """Return the chosen C's part of what covers all candidates."""
         return consensus.part_of(stacked, self.folds, len(self.tried), self.chosen)
 
     def restore(self, meta: Mapping[str, Any]) -> None:
@@ -181,9 +177,7 @@ class RowRun:
     Attributes
     ----------
     options : HierarchicalSVM
-        Options, groups and choice of C.
     facts : SVMFacts
-        Public facts of the run.
     saver : Saver
     step : int
         Number of the exchange.
@@ -191,7 +185,7 @@ class RowRun:
     raw : Coordinates or None
         Standardisation of columns before random features.
     shares : ndarray, shape (k,)
-        If classes are weighted: share of positive rows per output.
+        With weighted classes: share of positive rows per output.
     told : str
         Name of the last sum over all users, bound to all earlier requests.
     """
@@ -222,7 +216,6 @@ class RowRun:
 
     @property
     def rows(self) -> int:
-        """Training rows of all users."""
         return sum(self.facts.rows)
 
     @property
@@ -234,15 +227,13 @@ class RowRun:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of a model: outputs, coefficients with the bias."""
         return self.now.shape
 
     @property
     def unit(self) -> float:
         """Divisor of the objective, with which a large C stays within the public bound.
 
-        Duals and penalties grow with C. Dividing C and the penalty by one number changes neither
-        the optimum nor the iterations.
+        Dividing C and the penalty by one number changes neither the optimum nor the iterations.
         """
         return max(1.0, self.choice.C / _LARGE_C)
 
@@ -260,7 +251,6 @@ class RowRun:
         return np.full((outputs, 1), choice.C / self.unit)
 
     def judged(self, model: Floats, losses: Floats) -> Judged:
-        """Return models with their objectives; ``losses`` are per row."""
         penalties = consensus.penalties_of(model, self.coordinates.ridge())
         return Judged(penalties + self.choice.C * self.rows * losses, model)
 
@@ -279,12 +269,10 @@ class RowRun:
         return consensus.initial_rho(self.schedule, self.each_c) * wide
 
     def mean_rho(self) -> Floats:
-        """Return the mean first rho over the groups, (k, 1)."""
         groups = range(len(self.options.groups_))
         return np.asarray(np.mean([self.first_rho(k) for k in groups], 0))
 
     def rho_of(self, place: int, done: int, factor: Floats) -> Floats:
-        """Return rho of a group for each output, (k, 1), after ``done`` iterations."""
         return self.first_rho(place) * consensus.growth(self.schedule, done, factor)[:, None]
 
     def sigma_of(self, done: int, factor: Floats) -> Floats:
@@ -299,12 +287,10 @@ class RowRun:
         return consensus.next_growth(self.schedule, now, residuals, rho, done)
 
     def is_small(self, residuals: Residuals, done: int) -> bool:
-        """Return whether the run has converged after ``done`` iterations."""
         small = residuals.small(self.options.tolerance)
         return done > 1 and self.choice.is_judged_at(done) and small
 
     def note(self, started: float, done: int, model: Floats) -> None:
-        """Note the model of an iteration, unless C is being tried."""
         if not self.choice.trying:
             self.options.trace_.append((time.monotonic() - started, done, model))
 
@@ -359,7 +345,6 @@ class RowRun:
         return Coordinates.fit(*total.reshape(2, -1), standardised=standardised)
 
     def shared_fields(self, *, first: bool) -> dict[str, Any]:
-        """Return common fields of an iteration's requests; the first has the coordinates."""
         own, names = self.coordinates, ("mean", "deviation", "ridge", "shares")
         found = (own.mean, own.deviation, self.ridge, self.shares) if first else (_NONE,) * 4
         known: dict[str, Any] = dict(zip(names, found, strict=True))
@@ -414,7 +399,6 @@ class RowRun:
     def save(
         self, done: int, nodes: Iterable[int], arrays: Arrays, best: Judged | None, **meta: Any
     ) -> Steps:
-        """Save the run after an iteration, see :class:`Saver`."""
         own, options = self.coordinates, self.options
         planned = {"fitting": options.fitting_, "notes": options.notes_}
         trials = {**vars(self.choice), **planned, "rounds": options.num_rounds}
@@ -425,7 +409,6 @@ class RowRun:
         yield from self.saver.save(self.step, done, nodes, arrays, **meta)
 
     def restore(self, arrays: Arrays, meta: Mapping[str, Any]) -> Judged | None:
-        """Restore coordinates and choice of C; return the best model so far."""
         self.choice.restore(meta["trials"])
         standardised = bool(meta["standardised"])
         self.coordinates = Coordinates(arrays["mean"], arrays["deviation"], standardised)
@@ -434,7 +417,6 @@ class RowRun:
         return Judged(arrays["best_objectives"], arrays["best"]) if "best" in arrays else None
 
     def raw_arrays(self) -> Arrays:
-        """Return the standardisation before random features, if any."""
         if self.raw is None:
             return {}
         return {"raw_mean": self.raw.mean, "raw_deviation": self.raw.deviation}
@@ -443,13 +425,11 @@ class RowRun:
 
     @property
     def yard(self) -> Yardstick:
-        """What a user counts of held-out rows."""
         facts = self.facts
         bins = bins_of(sum(facts.tests), facts.classes)
         return Yardstick(facts.classes, facts.outputs, facts.label_bound, bins)
 
     def judge(self, model: Floats) -> Steps:
-        """Evaluate a model: the last exchange."""
         self.step += 1
         request = wire.EvaluateRequest(self_masks=False, bins=self.yard.bins, model=model)
         return (yield from self.ask_users(request, wire.EvaluateReply, ends=True))
@@ -482,7 +462,6 @@ class RowRun:
         return None
 
     def objective_of(self, model: Floats, total: Floats) -> float:
-        """Return the objective of a model from its evaluation sum."""
         penalty = float(consensus.penalties_of(model, self.coordinates.ridge()).sum())
         return penalty + self.choice.C * self.rows * float(total[0])
 
@@ -564,8 +543,6 @@ class RowRun:
 
 
 class Sealed(NamedTuple):
-    """Data sealed for users in a step."""
-
     parts: dict[int, bytes]
     step: int
 
@@ -574,7 +551,6 @@ _UNSEALED = Sealed({}, 0)
 
 
 def cut_sealed(data: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
-    """Split ``data`` into the users' pieces of these sizes."""
     ends = np.cumsum(list(sizes.values())).tolist()
     pairs = zip(sizes, [0, *ends], ends, strict=False)
     return {user: data[start:end] for user, start, end in pairs}
@@ -587,16 +563,12 @@ class ColumnRun:
     Attributes
     ----------
     options : HierarchicalSVM
-        Options, groups, columns and row plan.
     facts : SVMFacts
-        Public facts of the run.
     saver : Saver
     step : int
         Number of the exchange.
-    message : Sealed
-        The owner's message, for users.
-    opened : Sealed
-        The agents' sums, for their users.
+    message, opened : Sealed
+        The owner's message and the agents' sums, for users.
     last : OwnerReply
     """
 
@@ -616,7 +588,6 @@ class ColumnRun:
 
     @property
     def users(self) -> dict[int, Group]:
-        """All users and their groups, group by group."""
         return {user: group for group in self.options.groups_ for user in group.users}
 
     @property
@@ -630,14 +601,7 @@ class ColumnRun:
     def iterate(self, meta: Mapping[str, Any]) -> Steps:
         """Iterate until the duality gap is small or all rounds are done.
 
-        Returns
-        -------
-        int
-            Iterations.
-        bool
-            Whether the gap is small.
-        str
-            Distance from the optimum.
+        Return the iterations, whether the gap is small, and the gap as text.
         """
         done = int(meta.get("done", 0))
         if meta:  # what was sealed has keys of another session
@@ -666,7 +630,6 @@ class ColumnRun:
         return done, converged, f"relative gap {(objective - bound) / objective:.1e}"
 
     def judge(self) -> Steps:
-        """Compute the model and evaluate its outputs; return the label owner's counts."""
         yield from self._visit("message")
         yield from self._open_and_lead("model", None)
         yield from self._visit("judge")
@@ -687,7 +650,6 @@ class ColumnRun:
         return {"agent": group.agent, "owner": self.facts.owner, **plan}
 
     def _measure(self) -> Steps:
-        """Let the users contribute the statistics of their columns."""
         self.step += 1
         requests = {
             user: wire.ColumnsRequest(
@@ -723,7 +685,6 @@ class ColumnRun:
         yield from self._ask_users(requests, wire.VisitReply)
 
     def _ask_users(self, requests: Mapping[int, Any], reply: Any) -> Steps:
-        """Request contributions from users, and pads from the sums' receivers."""
         sums = dict[str, SumSpec]()
         for k, group in enumerate(self.options.groups_):
             own: dict[str, Any] = {"agent": group.agent, "label": f"group {group.number}"}
@@ -769,7 +730,6 @@ class ColumnRun:
             self.message = Sealed(cut_sealed(self.last.sealed.tobytes(), sizes), self.step)
 
     def _in_equal_parts(self, replies: Mapping[int, Any]) -> Sealed:
-        """Return what agents sealed in this step for each of their users."""
         parts: dict[int, bytes] = {}
         for group in self.options.groups_:
             blob = replies[group.agent].sealed

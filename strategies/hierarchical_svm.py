@@ -1,6 +1,6 @@
 """HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
 
-The strategy has options, cohorts, privacy report and the course of a run. Its parts are
+The strategy has options, cohorts, privacy report and the steps of a run. Its parts are
 :class:`~.hierarchical_runs.RowRun` (rows at users), :class:`~.hierarchical_loop.GroupLoop` (groups
 with agents) and :class:`~.hierarchical_runs.ColumnRun` (columns at groups).
 """
@@ -288,7 +288,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @property
     def C_(self) -> float:
-        """The weight of the losses, given or chosen."""
         return self.choice_.C
 
     @property
@@ -308,7 +307,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @property
     def advice_of_classes(self) -> str:
-        """What to do if rare classes are never predicted."""
         if self.partition == "vertical":
             return "if they are rare, fdskl with --class-weight balanced finds more of them"
         return super().advice_of_classes
@@ -324,7 +322,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @property
     def least_agents(self) -> int:
-        """Fewest groups, if some may be left out."""
         return max(2, len(self.groups_) // 2 + 1)
 
     def check_parties(self, parties: Sequence[Any]) -> None:
@@ -386,9 +383,9 @@ class HierarchicalSVM(Judges, PrivateMethod):
     def _plan_rows(self) -> None:
         """Plan frequencies, folds and iterations within the users' release limits.
 
-        All iterations are about the same rows, so their numbers add up. The default number of
-        iterations (also if stated) becomes the most that fit. Group sums count, as an agent may
-        send them to the server.
+        Numbers of all iterations add up, as they are about the same rows. The default number of
+        iterations becomes the most that fit. Group sums count, as an agent may send them to the
+        server.
         """
         sets = [group.users for group in self.groups_] if self.layers else [self.users_]
         columns, outputs = self.columns_, self.outputs_
@@ -418,7 +415,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
         """Plan iterations within the users' release limits.
 
         Users count statistics of columns, and per visit products with the messages, objective and
-        bound; visits are two more than iterations. Only a user's own rows hide each other, as the
+        bound; visits are two more than iterations. Only a user's own rows hide each other: the
         server chooses the others'.
         """
         fits = list[tuple[float, Allowance]]()
@@ -440,7 +437,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return model_columns(self.columns_, self.frequencies) + 1
 
     def _plan_trials(self) -> None:
-        """Try several C if none is given and users and options allow it."""
         if self.C is not None:
             return
         if why := self._why_not():
@@ -451,7 +447,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         self.choice_.folds = folds_held_out(self.outputs_, self._width(), self._most_folds)
 
     def _why_not(self) -> str:
-        """Return why nothing is tried."""
         if self.staleness:
             return "that is for groups that wait for each other"
         if self.rho is not None or self.step_sizes is not None or self.sigma is not None:
@@ -543,7 +538,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return (yield from loop.rounds())
 
     def _judge_rows(self, run: RowRun, found: Learned) -> Rounds:
-        """Evaluate a model of rows; return the metrics of the run."""
         model, row = found.model, self.history_[-1] if self.history_ else {}
         lost = {user for g in self.groups_ if g.number in found.lost for user in g.users}
         with part("judge"):
@@ -598,7 +592,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return found
 
     def _note_end(self, last: int, converged: bool, apart: str) -> dict[str, Any]:
-        """Return how the run ended; note if its release limit stopped it."""
         if self.notes_ and not converged and self.num_rounds < self.default_rounds:
             self.notes_.append(f"stopped after {last} iterations, which is its share: {apart}")
         return iterations_ended(last, converged, apart, MORE_ROUNDS)
@@ -617,16 +610,8 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
         Users of a horizontal split get the model and predict their own rows. In a vertical split
         agents and label owner use the parts of the model that they kept, and the label owner gets
-        the outputs of its rows. Only the number of rows is sent to the server.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        arrays, meta : mapping
-            The model, see :meth:`model`.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of one exchange.
+        the outputs. Only the number of rows is sent to the server. ``arrays`` and ``meta`` are from
+        :meth:`model`; ``timeout`` is in seconds per exchange.
 
         Raises
         ------
@@ -702,7 +687,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return FittedModel.of_server(self.method, "linear", *self.model(), classes or self.classes_)
 
     def _tables(self) -> dict[str, list[Any]]:
-        """Return names and number of each group's columns, and the kind of labels."""
         tables: dict[str, list[Any]] = {}
         for group in self.groups_:
             first = self.party_of(group.users[0])
@@ -748,7 +732,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
 
 def needs_agents(strategy: HierarchicalSVM) -> list[str]:
-    """Return which given options need agents."""
     used = {
         "partition vertical": strategy.partition == "vertical",
         "staleness": strategy.staleness > 0,

@@ -61,7 +61,6 @@ class KernelPCA(PrivateMethod):
         return found
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Sum the moments, then have the clients project their rows."""
         features, columns = self.chosen_features(parties), parties[0].features
         width = 2 * features
         if self.components > width:

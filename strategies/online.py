@@ -199,7 +199,6 @@ class OnlineStrategy(Method):
         return total
 
     def set_up(self, dimension: int) -> None:
-        """Set the server's initial state for ``dimension`` columns."""
         self.theta_ = self.first_parameters(dimension)
         self._rule = step_rule(self.step_size, len(self.theta_), self.num_rounds)
 
@@ -215,21 +214,18 @@ class OnlineStrategy(Method):
         self._rule.update(self.theta_, mean)
 
     def update(self, replies: list[Any]) -> None:
-        """Sum plain replies, sorted by partition, and step along the sum."""
         total = np.zeros(self.sum_length())
         for reply in replies:
             reply.add_to(total)
         self.step(total, len(replies))
 
     def sent(self) -> list[NDArray[Any]]:
-        """Return the arrays that the clients get next."""
         return [self.theta_]
 
     def model_arrays(self) -> Arrays:
         return {}
 
     def server_model(self) -> FittedModel | None:
-        """Return the model of the last run, if the server has all of it."""
         return None
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
@@ -241,7 +237,6 @@ class OnlineStrategy(Method):
         return super().fitted(classes) if found is None else found  # which says why not
 
     def server_state(self) -> Arrays:
-        """Return the arrays to resume a run from, the model first."""
         if not self.theta_.size:
             return {}
         return {self.learns: self.theta_, "step_state": self._rule.state, **self._more}
@@ -258,7 +253,6 @@ class OnlineStrategy(Method):
     # of its unknowns that each node grants, unless the user says how many samples a message takes.
 
     def sum_length(self) -> int:
-        """Return how many numbers of each client are summed in the current message."""
         request = self.message(1) if self.request_ is None else self.request_
         return int(request.numbers(self._dimension))
 
@@ -270,11 +264,10 @@ class OnlineStrategy(Method):
         return max(1, self.num_rounds // self.batch_size())
 
     def least_numbers(self, request: Any) -> int:
-        """Return how many numbers a message like this must sum to learn well."""
         return int(request.numbers(self._dimension))
 
     def fit_release(self, unknowns: float, request: Any) -> None:
-        """Choose what messages sum, within ``unknowns`` numbers."""
+        pass
 
     def plan_release(self, dimension: int) -> None:
         """Fix B and what a round sums; stop, or warn, if too much would be released.
@@ -307,7 +300,6 @@ class OnlineStrategy(Method):
         return float(min(party.share for party in self.parties_.values()))
 
     def note_windows(self, what: str, unknowns: float) -> None:
-        """Note what was planned for each window, unless the user set samples."""
         if self.share < 1.0 and self.samples_per_round == "auto":
             numbers = self.share * unknowns
             self.note_plan(f"{what}, each", Allowance(numbers, share=self.share))
@@ -478,7 +470,6 @@ class OnlineStrategy(Method):
         return self.request(stream)
 
     def _about(self, number: int, every: int) -> dict[str, Any]:
-        """Return the exchange's number, and after how many rounds clients save their states."""
         whole = self.sums is not None and not self.drop_outs
         return {
             "round": number,
@@ -495,7 +486,6 @@ class OnlineStrategy(Method):
         return Ask(request, reply=reply, sums=specs, until="once", number=request.round, **more)
 
     def facts(self) -> wire.Facts:
-        """Return the public facts of the run, which nodes have as well."""
         assert self.sums is not None
         cohort = self.sums.membership.cohorts[0]
         return wire.Facts(
@@ -506,12 +496,10 @@ class OnlineStrategy(Method):
         )
 
     def noise(self) -> Release | None:
-        """Return the noise of the current message's sum; None without a budget."""
         found: Release | None = self.request_.sum_specs(self.facts())[0].release
         return found
 
     def _learn(self, answers: Answers) -> int:
-        """Update the model; return how many clients took part."""
         # in a secure run replies tell nothing, but with a budget those of a simulation
         self._reports |= {
             p: one for p, one in answers.replies.items() if getattr(one, "total_samples", 0)
@@ -548,7 +536,6 @@ class OnlineStrategy(Method):
         raise self.nodes.broken(problem, self.reply_class.phase) from None
 
     def _evaluate(self) -> Steps:
-        """Evaluate held-out rows; in a secure run all clients answer."""
         if self.budget is not None:
             if not self.simulated:
                 logger.info("with a budget of privacy each client's errors stay in its own log")
@@ -576,14 +563,12 @@ class OnlineStrategy(Method):
         return {"test_mse": float(error / rows)}
 
     def check_answer(self, partition: int, answer: Any) -> None:
-        """Refuse an evaluation of other rows than those held out."""
         if isinstance(answer, wire.EvaluateReply):
             held_out = {p.partition: p.test_rows for p in self.parties_.values()}[partition]
             if answer.samples not in (0, held_out):
                 raise ProtocolError(f"it predicted {answer.samples} rows", code="FK-MESSAGE-FIELD")
 
     def _check_left(self, number: int) -> None:
-        """Stop if too few clients remain for any sum to be opened."""
         left = len(self.nodes.active())
         if self.sums is not None and left < self._least:
             members = self.sums.membership.cohorts[0].members
@@ -595,7 +580,6 @@ class OnlineStrategy(Method):
 
     @property
     def _least(self) -> int:
-        """How many clients a message needs."""
         if self.sums is None:
             return self.min_clients
         cohort = self.sums.membership.cohorts[0]
@@ -690,14 +674,12 @@ class OnlineStrategy(Method):
 
     @property
     def advice(self) -> str:
-        """What to do if the mean of the labels predicts as well."""
         if self.budget is not None:
             return "use more clients or rows, fewer kernels, or a larger privacy_epsilon"
         steps = "" if "step_size" in self.fixed else "use step_size='adaptive' and smaller steps, "
         return f"{steps}check the label and the columns, or use more rows"
 
     def final_metrics(self) -> dict[str, Any]:
-        """Return the metrics of the finished run: means and spreads over the clients."""
         mse = self.history_[-1]["mse"] if self.history_ else None
         small = mse is None or mse <= wire.LARGEST_VARIANCE
         text = "the error is larger than that of the mean of labels in [0, 1] can be"
@@ -735,7 +717,6 @@ class OnlineStrategy(Method):
     # -- checkpoints
 
     def _memory(self) -> dict[str, Any]:
-        """Return what the metrics are made of."""
         if self._in_sums:
             statistics = self._statistics.tolist()
             return {"statistics": statistics, "released": self._released, "batch": self._batch}
@@ -773,7 +754,6 @@ class OnlineStrategy(Method):
         return int(max(first, answered + 1))
 
     def _state_from(self, model: NDArray[Any]) -> Arrays:
-        """Replace the model, the first array of the server's state."""
         state = self.server_state()
         if not state:
             return state
@@ -802,18 +782,8 @@ def predict_at_nodes(
     """Let the clients predict their held-out rows with a saved model and their own weights.
 
     A client uses the state it kept from that run and writes the predictions; only their number is
-    sent.
-
-    Parameters
-    ----------
-    strategy : POFMKL or POFRLS
-        With the options of the model.
-    grid : Grid
-        Flower's grid, of any engine.
-    arrays, meta : mapping
-        The model, see :meth:`model`.
-    timeout : float (default: 3600)
-        Seconds to wait for the replies.
+    sent. The strategy has the options of the model; ``arrays`` and ``meta`` are what :meth:`model`
+    returned.
 
     Raises
     ------

@@ -99,7 +99,7 @@ LossAggregation = Literal["mean", "sum"]
 
 
 class KernelLearning(KernelOptions):
-    """Options and state of the methods whose clients learn the parameters of kernels together.
+    """Options and state of methods with jointly learned parameters of kernels.
 
     Parameters
     ----------
@@ -152,7 +152,6 @@ class KernelLearning(KernelOptions):
     # -- the model
 
     def model_arrays(self) -> Arrays:
-        """Return theta and the bandwidths."""
         return {"theta": self.theta_, "bandwidths": self.bandwidths}
 
     def server_model(self) -> FittedModel | None:
@@ -162,7 +161,6 @@ class KernelLearning(KernelOptions):
         return FittedModel.of_server(self.method, "dictionary", *self.whole(weights[None]), ())
 
     def whole(self, weights: Floats) -> tuple[Arrays, dict[str, Any]]:
-        """Return all that predictions need, with kernel weights, shape (clients, N)."""
         names = ("features", "precision", "frequency_draw", "centre")
         own = {name: getattr(self, name) for name in names}
         return {**self.model_arrays(), "weights": weights}, {
@@ -186,7 +184,6 @@ class KernelLearning(KernelOptions):
         return current_weights(rule, self._more["losses"], float(self._more["gap"][0]), rate)
 
     def weigh(self, losses: Floats, answers: int) -> None:
-        """Update the weights with the losses of all kernels, summed over the clients."""
         losses = losses / answers if self.loss_aggregation == "mean" else losses
         rule, rate = self.weight_fields().values()
         before, gap = self._more["losses"], float(self._more["gap"][0])
@@ -194,12 +191,10 @@ class KernelLearning(KernelOptions):
         self._more = {"losses": after, "gap": np.array([gap])}
 
     def sent(self) -> list[NDArray[Any]]:
-        """Return theta in the clients' precision, and the weights if they get them."""
         weights = [self.evaluation_weights()] if self.reply_class is wire.SharedReply else []
         return [self.theta_.astype(self.precision), *weights]
 
     def request(self, stream: dict[str, Any]) -> wire.StreamRequest:
-        """Request the gradients of all kernels, predicted with the server's weights."""
         return wire.SharedRequest(
             **stream,
             **self.kernel_fields(),
@@ -218,7 +213,6 @@ class KernelLearning(KernelOptions):
         return 2 * min(few, most) + request.losses()
 
     def fit_release(self, unknowns: float, request: wire.KernelRequest) -> None:
-        """Choose how many frequencies' gradients are summed."""
         given = self.frequencies_per_round
         most = len(request.kernels_summed()) * self.features
         wanted = most if isinstance(given, str) or request.chosen_alone else given
@@ -357,7 +351,6 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
         self.kernels_per_round = self._many()
 
     def _many(self) -> int:
-        """Return M of this run."""
         if self._given is not None:
             return self._given
         shared = self.is_secure or self.budget is not None

@@ -242,7 +242,6 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         return ridge.widths(self.kernels, self.width_) if self.width_ else b""
 
     def _solve(self) -> None:
-        """Compute the global learners from the sums."""
         wanted = list[tuple[int, Floats]]()
         if self.plan_.raw:
             wanted.append((self._dimension + 1, self._raw))
@@ -310,7 +309,6 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         return arrays, {**meta, "summed": self.plan_.features, "shared": self.plan_.kernels}
 
     def server_state(self) -> Arrays:
-        """Return all sums, and what follows from the first ones."""
         facts = np.array([self.width_, float(self._begun), *self._variances])
         return {"sums": np.concatenate([facts, self._raw.ravel(), self._kernels.ravel()])}
 

@@ -1,4 +1,4 @@
-"""Secure Gram: an exact Gram matrix of columns whose rows different nodes hold, and its kernels.
+"""Secure Gram: an exact Gram matrix of rows that different nodes hold, and its kernels.
 
 Item counts are released before the matrix, under rules that hide rows. The diagonal of the matrix
 counts the items again, so the nodes that drop out in between must be none or many, see
@@ -58,7 +58,7 @@ class SecureGram(Method):
     Parameters
     ----------
     cohorts : int (default: 1)
-        Disjoint sets of nodes whose sums are released one by one and added up.
+        Disjoint sets of nodes; their sums are released one by one and added up.
     coefficients : sequence of float, optional
         Of series: a_0, a_1, ..., none negative.
 
@@ -71,7 +71,7 @@ class SecureGram(Method):
     counts_ : ndarray of int64, shape (items,)
         Rows with each item; zeros if nothing is suppressed.
     survivors_ : list of int
-        Partitions whose rows are in K.
+        Partitions with rows in K.
     rows_ : int
         Number of these rows.
     error_bound_ : float
@@ -198,7 +198,6 @@ class SecureGram(Method):
     # -- what a method tells about itself
 
     def _kernel(self, rows: int) -> DotKernel:
-        """Return the kernel for a Gram matrix of ``rows`` rows."""
         gamma = 1.0 / max(1, rows) if self.gamma is None else self.gamma
         return DotKernel(
             self.kernel,
@@ -210,7 +209,6 @@ class SecureGram(Method):
 
     @property
     def dot_kernel_(self) -> DotKernel:
-        """The kernel, with the width of the last run."""
         return self._kernel(self.rows_)
 
     @property
@@ -225,14 +223,12 @@ class SecureGram(Method):
 
     @property
     def self_masks(self) -> bool:
-        """Whether sums go on without nodes that drop out."""
         if self.drop_outs is None:
             return self.threshold is not None or (self.simulated and self.num_rounds == 1)
         return self.drop_outs
 
     @property
     def counts_items(self) -> bool:
-        """Whether item counts are summed first."""
         return self.min_support > 1 or self.rows_per_item > 0
 
     def options(self) -> dict[str, Any]:
@@ -362,7 +358,6 @@ class SecureGram(Method):
         return {**metrics, **(yield from self.use())}
 
     def use(self) -> Steps:
-        """Use K as a method needs and return metrics; here nothing."""
         yield from ()
         return {}
 
@@ -372,7 +367,6 @@ class SecureGram(Method):
             yield step
 
     def state(self, stage: str, **more: Any) -> Save | None:
-        """Return the checkpoint: the kept items, or the model so far."""
         if self.checkpoint is None or (stage == "counts" and not self.counts_items):
             return None
         arrays, meta = ({"items": self.items_}, {}) if stage == "counts" else self.learned()
@@ -424,7 +418,6 @@ class SecureGram(Method):
         return self.sums.membership.cohorts[number]
 
     def sum_counts(self) -> Steps:
-        """Find the items that enough rows have."""
         self.items_ = np.arange(self.catalogue_, dtype=np.int32)
         self.counts_ = np.zeros(self.catalogue_, np.int64)
         for cohort in range(len(self._members)):
@@ -591,7 +584,6 @@ class SecureGram(Method):
         return sum(p.rows for p in self.parties_.values() if p.partition in chosen)
 
     def _public(self, cohort: int) -> dict[str, Any]:
-        """Return the fields of every request for a sum of a cohort."""
         facts = self.facts(cohort)
         return {
             "encoding": self.encoding,
@@ -607,16 +599,8 @@ class SecureGram(Method):
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the products of new items with those of a model, to predict the new ones.
 
-        The nodes hold the new items as ``x_new``. All nodes in the model must take part.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        model : (dict, dict)
-            What :meth:`model` returned, saved or not.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of one exchange.
+        The nodes hold the new items as ``x_new``; all nodes in the model must take part. ``model``
+        is what :meth:`model` returned; ``timeout`` is in seconds per exchange.
 
         Returns
         -------
@@ -630,6 +614,7 @@ class SecureGram(Method):
         CheckpointError
             The model has another method or other nodes.
         CohortError, ProtocolError, TableError
+            See :meth:`start`.
         """
         arrays, meta = model
         self.check_same(meta, ("encoding", "bound", "fraction_bits"))
@@ -671,7 +656,6 @@ _KERNELS_WITH: dict[str, tuple[str, ...]] = {
 
 
 def not_for(name: str, what: str) -> OptionError:
-    """Return the error of an option that has no effect with another."""
     return OptionError(
         f"{name} is not for {what}", remedy="leave it out", code="FK-OPTION-CONFLICT"
     )

@@ -53,7 +53,6 @@ class NumberFacts:
 
     @classmethod
     def measure(cls, values: Floats) -> Self:
-        """Measure values; NaN and infinity count as missing."""
         known = np.sort(values[np.isfinite(values)])
         n = len(known)
         if not n:
@@ -119,7 +118,6 @@ class CategoryFacts:
 
     @classmethod
     def measure(cls, codes: Floats, names: Sequence[str]) -> Self:
-        """Measure positions among names; NaN counts as missing."""
         known = codes[np.isfinite(codes)].astype(np.intp)
         counts = np.bincount(known, minlength=len(names)).tolist()
         found = {name: count for name, count in zip(names, counts, strict=True) if count}
@@ -141,14 +139,12 @@ def indicator(name: str, facts: NumberFacts | CategoryFacts, gaps: Gaps) -> tupl
 def stacked(
     found: Sequence[Floats], known: Any, facts: NumberFacts | CategoryFacts, gaps: Gaps
 ) -> Floats:
-    """Return outputs as a matrix, with the column that marks missing cells."""
     if indicator("", facts, gaps):
         found = [*found, np.where(known, 0.0, 1.0)]
     return np.stack(found, axis=1) if found else np.empty((len(known), 0))
 
 
 def explained(text: str, facts: NumberFacts | CategoryFacts, outputs: tuple[str, ...]) -> str:
-    """Return the explanation of a column, with its gaps."""
     if facts.missing:
         own = " (a column says so)" if outputs and outputs[-1].endswith("[missing]") else ""
         text += f"; missing in {facts.missing} of {facts.rows} rows{own}"
@@ -179,7 +175,6 @@ COARSE, DECIMALS, CIRCLES, SPLITS = 2 * _REACH, 4, 40, 512
 
 
 def coarse_edges(bound: float) -> Floats:
-    """Return the edges of the first bins, (COARSE + 1,), for values within a bound."""
     far = bound * 2.0 ** -np.arange(_REACH)
     return np.concatenate([-far, [0.0], far[:0:-1], [np.nextafter(bound, np.inf)]])
 
@@ -194,20 +189,9 @@ def fine_edges(
 ) -> Floats:
     """Return the edges of the second bins of a column, ascending.
 
-    Parameters
-    ----------
-    counts : ndarray, shape (COARSE,)
-        Values in the first bins.
-    decimals : int
-        Of all values, -1 for more.
-    about : (float, float)
-        Mean, and a number not below the deviation.
-    place : ndarray, shape (2,)
-        Where most values are, and within how much, see :func:`read_phases`.
-    bound : float
-        B, no value is larger.
-    most : int
-        Most bins added by splitting the first bins by their rows.
+    ``counts`` are those of the first bins, ``about`` the mean and a number not below the deviation,
+    ``place`` what :func:`read_phases` returned; ``most`` bins at most are added by splitting the
+    first bins by their rows.
     """
     edges, n = coarse_edges(bound), max(float(counts.sum()), 1.0)
     windows = [(about[0], 4.0 * about[1]), (float(place[0]), float(place[1]) / 2.0)]
@@ -245,7 +229,7 @@ def sum_phases(values: Floats, bound: float, circles: int = CIRCLES) -> Floats:
 
 
 def read_phases(sums: Floats, count: float, bound: float) -> Floats:
-    """Return where most values are, and the length of the last circle on which they agree."""
+    """Return where most values are, and the last circle on which they agree."""
     cosines, sines = sums.reshape(2, -1) / max(count, 1.0)
     found = np.array([0.0, 4.0 * bound])
     for length, cosine, sine in zip(_lengths(bound), cosines, sines, strict=False):
@@ -284,16 +268,7 @@ def binned_facts(
 ) -> NumberFacts:
     """Return the facts of a column, assuming values spread evenly in each bin.
 
-    Parameters
-    ----------
-    edges, counts : ndarray
-        Bins, and values in each.
-    decimals : int
-        Of all values, -1 for more.
-    rows : int
-        All rows, also without a value.
-    mean, deviation : float
-        Of the values.
+    ``decimals`` are of all values, -1 for more; ``rows`` include those without a value.
     """
     ends = np.cumsum(counts).astype(np.int64)
     n, unit = int(ends[-1]), 10.0 ** max(decimals, 0)
@@ -386,7 +361,6 @@ class Category:
 
     @property
     def _values(self) -> list[str]:
-        """Names of the columns, without the one of gaps."""
         if self.how == "hashing":
             return [f"{self.name}[hash {k + 1}]" for k in range(HASHED)] if self.rare > 1 else []
         if len(self.facts.counts) + bool(self.rare) < 2:
@@ -399,7 +373,6 @@ class Category:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs, which contain no category."""
         return (*self._values, *indicator(self.name, self.facts, self.gaps))
 
     def transform(self, codes: Floats, names: Sequence[str]) -> Floats:
@@ -416,7 +389,6 @@ class Category:
         return stacked(found, known, self.facts, self.gaps)
 
     def _cells(self, rows: Any, names: Sequence[str]) -> list[Floats]:
-        """Return the columns of rows, given as positions among the names or beyond them."""
         if self.how == "hashing":
             table = np.full((len(names) + 1, HASHED), 0.5)
             for k, name in enumerate(names):
@@ -573,7 +545,6 @@ class Number:
         return (self.name,) * self.useful + indicator(self.name, self.facts, self.gaps)
 
     def transform(self, values: Floats, names: Sequence[str] = ()) -> Floats:
-        """Return the outputs of rows, (n, outputs)."""
         known = np.isfinite(values)
         fill = self.facts.median if self.gaps == "encode" else np.nan
         found = [self._scaled(np.where(known, values, fill))] if self.useful else []
@@ -598,7 +569,6 @@ class Number:
         return np.isfinite(values) & (beyond > width) & (width > 0.0)
 
     def explain(self) -> str:
-        """Explain the encoding without quoting a value."""
         how = {
             "rank": f"ranks of {self.facts.rows - self.facts.missing} values",
             "standard": "mean 0, deviation 1",
@@ -670,17 +640,14 @@ class Date:
         return names + indicator(self.name, self.parts[0].facts, self.gaps)
 
     def transform(self, values: Floats, names: Sequence[str] = ()) -> Floats:
-        """Return the outputs of rows, (n, outputs)."""
         parts, known = parts_of_dates(values, self.first), np.isfinite(values)
         found = [part.transform(parts[k])[:, 0] for k, part in self._used]
         return stacked(found, known, self.parts[0].facts, self.gaps)
 
     def far(self, values: Floats) -> Any:
-        """Return which dates are farther outside the training range than it is wide."""
         return self.parts[0].far(parts_of_dates(values, self.first)[0])
 
     def explain(self) -> str:
-        """Explain the encoding without quoting a value."""
         parts = ", ".join(PARTS[k] for k, _ in self._used)
         return explained(parts or "constant", self.parts[0].facts, self.outputs)
 

@@ -43,8 +43,8 @@ Floats = NDArray[np.float64]
 class Told:
     """Category counts of a node's column, as far as they may be released.
 
-    A count below ``least`` is reported as 0. A reported count changes only if it would change by at
-    least ``least``, so that the difference of two runs hides as many rows.
+    A count below ``least`` is reported as 0. A reported count changes only by at least ``least``,
+    so that the difference of two runs hides as many rows.
 
     Attributes
     ----------
@@ -101,19 +101,13 @@ class Told:
 
 
 def merge_rows(x: Floats, least: int) -> Floats:
-    """Return rows in which sums of products reveal no rare value of a column.
+    """Return rows, (n, d), in which sums of products reveal no rare value of a column.
 
     A column becomes constant if at least half of the rows have one value and fewer than ``least``
-    another. Neighbouring, mutually exclusive binary columns are one category: rows with none of
-    them get the most frequent one if they are fewer than ``least``, else the sum of the columns
-    would reveal them. Other combinations are not searched.
-
-    Parameters
-    ----------
-    x : ndarray of float64, shape (n, d)
-        The rows of one sum.
-    least : int
-        ``min_sum_rows``. 0 or 1 merges nothing.
+    (``min_sum_rows``) another; 0 or 1 merges nothing. Neighbouring, mutually exclusive binary
+    columns are one category: rows with none of them get the most frequent one if they are fewer
+    than ``least``, else the sum of the columns would reveal them. Other combinations are not
+    searched.
     """
     if least < 2:
         return x
@@ -382,7 +376,6 @@ class Encoder:
         )
 
     def explain(self) -> list[Explanation]:
-        """Explain the encoding of each column."""
         return [
             Explanation(one.name, one.kind, len(one.outputs), one.explain()) for one in self.columns
         ]
@@ -446,13 +439,8 @@ def _refuse_empty(table: Table) -> None:
 class KeptEncoder:
     """The encoder of a block of columns: of the node's rows, or common to all holders.
 
-    Parameters
-    ----------
-    encoder : Encoder
-        Fitted on rows of the node, or made of sums over all holders.
-    mark : str
-        Random number of the fit. Another holder's encoder has another one, so column names
-        distinguish them and reveal nothing of the rows. For a common encoder: of its run.
+    ``mark`` is a random number of the fit (a common encoder's is that of its run). Column names
+    with it differ from those of another holder's encoder, and reveal nothing of the rows.
     """
 
     def __init__(self, encoder: Encoder, mark: str) -> None:
@@ -497,7 +485,6 @@ class KeptEncoder:
         return cls(encoder, str(values.get("mark", "")))
 
     def apply(self, table: Table) -> Table:
-        """Return a table of the outputs."""
         return self.encoder.apply(table)
 
     @property

@@ -76,7 +76,6 @@ class DotKernel:
     coefficients: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the options."""
         if self.name not in KERNELS:
             raise OptionError(
                 f"there is no kernel {self.name!r}",
@@ -171,7 +170,6 @@ class DotKernel:
         return out
 
     def _function(self, features: int) -> Callable[[Array, Array, Array, Floats], None]:
-        """Return the function that writes rows of the kernel, from products and norms."""
         if self.name == "disjunctive":
             return _disjunctive(features, self.degree)
         functions: dict[str, Callable[[Array, Array, Array, Floats], None]] = {

@@ -117,7 +117,8 @@ def local_gram(x: Rows, bits: int) -> NDArray[np.signedinteger[Any]]:
     """Return the packed Gram matrix X^T X of a client's rows, exactly.
 
     A single user with p non-zero values costs p^2 operations. Other tables use products of
-    floating-point blocks whose partial sums are exact whole numbers: by Cauchy and Schwarz none
+    floating-point blocks with
+    partial sums are exact whole numbers: by Cauchy and Schwarz none
     exceeds the largest diagonal entry. From 2^52 on, numbers are first split into high and low
     halves. Memory: the result and at most 64 MB.
 
@@ -220,7 +221,6 @@ def _row_tails(items: int, start: int, stop: int) -> Iterator[tuple[int, slice]]
 
 
 def _write_products(packed: Array, items: int, columns: Integers, values: Integers) -> None:
-    """Write the products of one user's non-zero values, ascending by column."""
     size = columns.size
     order = np.arange(size)
     step = max(1, _BLOCK_BYTES // (8 * max(1, size)))
@@ -233,7 +233,6 @@ def _write_products(packed: Array, items: int, columns: Integers, values: Intege
 
 
 def _add_products(packed: Array, x: Rows, largest: float) -> None:
-    """Write the packed products of all users, block by block."""
     items = x.shape[1]
     height = max(1, _BLOCK_BYTES // (8 * max(1, items)))
     for number, chunk in enumerate(_chunks(x, items)):
@@ -251,7 +250,6 @@ def _add_products(packed: Array, x: Rows, largest: float) -> None:
 
 
 def _chunks(x: Rows, items: int) -> Iterator[Integers]:
-    """Yield dense blocks of users that fit in memory with ``items`` columns."""
     step = min(_MAX_USERS, max(1, _BLOCK_BYTES // (8 * max(1, items))))
     for start in range(0, x.shape[0], step):
         chunk = x[start : start + step]
@@ -260,7 +258,7 @@ def _chunks(x: Rows, items: int) -> Iterator[Integers]:
 
 
 def _float_factors(x: Integers, largest: float) -> tuple[Array, ...]:
-    """Return x as floats whose products are exact, or its high and low halves.
+    """Return x as floats with exact products, or its high and low halves.
 
     With x = 2^16 high + low and low from -2^15 to 2^15 - 1, |low| <= |x| and |high| <= 2^-15 |x|.
     Products with a high half stay below 2^(63 - 15), those of two low halves below 2^30.
@@ -272,7 +270,6 @@ def _float_factors(x: Integers, largest: float) -> tuple[Array, ...]:
 
 
 def _exact_product(left: tuple[Array, ...], right: tuple[Array, ...]) -> Array:
-    """Return left^T right of float factors as int64."""
     if len(left) == 1:
         product: Array = left[0].T @ right[0]
         return product.astype(np.int64)
@@ -323,7 +320,6 @@ def _largest_norm(x: Rows) -> float:
 
 
 def _checked_products(largest: float, bits: int) -> float:
-    """Return the largest product of two columns; refuse one that overflows the ring."""
     if largest >= 2.0 ** (bits - 1):
         raise TableError(
             f"the products of the features overflow a {bits}-bit ring",
@@ -550,7 +546,6 @@ def _beyond(bound: float) -> TableError:
 
 
 def _largest_absolute(values: Array) -> float:
-    """Return the largest absolute value, 0 without values; refuse NaN and infinity."""
     ends = [abs(float(values.max())), abs(float(values.min()))] if values.size else [0.0]
     if not all(map(math.isfinite, ends)):
         raise TableError(

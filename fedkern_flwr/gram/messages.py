@@ -99,7 +99,6 @@ class SumRequest(GramRequest):
     self_masks: bool = True
 
     def ring(self, facts: GramFacts) -> Encoding:
-        """Return the ring of products of two cells."""
         return matrix_encoding(facts.parties, facts.rows, self.bound, self.fraction_bits)
 
 
@@ -191,7 +190,6 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
 
     @classmethod
     def of(cls, ranks: Recommender, **more: Any) -> Self:
-        """Return a request that carries a recommender."""
         items, kernel = ranks.kernel, ranks.kernel.kernel
         named = ((ranks, _OF_RANKS), (items, _OF_ITEMS), (kernel, _OF_KERNEL))
         found = {name: getattr(one, name) for one, names in named for name in names}
@@ -199,7 +197,6 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
         return cls(**found, squares=compact(items.squares), **more)
 
     def recommender(self, catalogue: int) -> Recommender:
-        """Return the recommender that the request carries."""
         own = vars(self)
         terms = tuple(self.coefficients.tolist())
         kernel = DotKernel(self.kernel, coefficients=terms, **{k: own[k] for k in _OF_KERNEL})
@@ -209,11 +206,11 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
 
 
 class RecommendReply(GramReply, phase="gram-recommend"):
-    """The node's users have their recommendations, and its metrics are in the sum."""
+    """The users have their recommendations, and the metrics are in the sum."""
 
 
 class PredictRequest(RecommendRequest, phase="gram-predict"):
-    """A saved kernel, with which each device ranks the items for its users; nothing is summed."""
+    """A saved kernel, with which each device ranks the items; nothing is summed."""
 
     def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
         """Declare no sums."""
@@ -237,7 +234,6 @@ def _sum(request: GramRequest, length: int, ring: Encoding, self_masks: bool) ->
 
 
 def _integers(parties: int, entry: int) -> Encoding:
-    """Return the smallest ring for a sum of integers up to ``entry``."""
     bits = smallest_ring(parties, entry)
     bound = float(entry)
     return Encoding("integer", bits, bound if bound >= entry else math.nextafter(bound, math.inf))
@@ -253,7 +249,6 @@ def counts_encoding(parties: int, rows: int) -> Encoding:
 
 
 def ranking_encoding(rows: int) -> Encoding:
-    """Return the ring of metrics between 0 and 1, summed over ``rows`` users."""
     return Encoding.fixed_point(float(max(1, rows)))
 
 

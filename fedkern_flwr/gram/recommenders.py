@@ -107,11 +107,9 @@ class ItemKernel:
 
     @property
     def missing(self) -> NDArray[np.intp]:
-        """Items that are not in it, ascending."""
         return np.setdiff1d(np.arange(self.catalogue), self.items)
 
     def positions(self, positives: NDArray[Any]) -> NDArray[np.intp]:
-        """Return the positions of a user's items in the kernel."""
         return np.flatnonzero(np.isin(self.items, positives))
 
     def columns(
@@ -212,7 +210,6 @@ class Recommender:
         return item_scores(columns, alpha, mean if self.subtract_mean else None)
 
     def _ease(self, inverse: Floats, sums: Floats, known: Items, row: Items | None) -> Floats:
-        """Return the scores from rows of P that are already summed."""
         diagonal = inverse.diagonal()
         with np.errstate(all="ignore"):
             if row is not None:  # the inverse of K - x x^T, by Sherman and Morrison
@@ -226,7 +223,7 @@ class Recommender:
 
     @cached_property
     def _weights(self) -> Floats | None:
-        """P of ease, or the kernel between neighbours of knn; cached for all nodes of a process."""
+        """P of ease, or knn's kernel between neighbours; cached per process."""
         kernel = self.kernel
         if self.learner not in ("ease", "knn"):
             return None
@@ -274,7 +271,7 @@ class Recommender:
         return best, steps
 
     def _validate(self, parts: list[tuple[Items, Items]], summed: bool) -> Floats:
-        """Return each user's nDCG@100 on held-out items, 0 if nothing can be ranked."""
+        """Return each user's nDCG@100 on held-out items, 0 without any."""
         found = []
         for rest, held in parts:
             scores = self.scores(rest, np.union1d(rest, held) if summed else None)
@@ -284,7 +281,6 @@ class Recommender:
 
 
 def _hold_out(own: Items) -> tuple[Items, Items]:
-    """Split a user's likes into known and held-out ones, always in the same way."""
     order = np.random.default_rng(len(own)).permutation(own)
     many = max(1, round(_HELD_OUT * len(own))) if len(own) > 1 else 0
     return np.sort(order[many:]), np.sort(order[:many])
@@ -380,14 +376,8 @@ def simplex_qp(quadratic: Floats, linear: Floats, *, tolerance: float = 1e-12) -
 def fit_user(kernel: Floats, mean: Floats, regularization: float) -> Floats:
     """Return the weights alpha of a user's positive items, at least 0 and of sum 1.
 
-    Parameters
-    ----------
-    kernel : ndarray, shape (p, p)
-        K_PP.
-    mean : ndarray, shape (p,)
-        q_P.
-    regularization : float
-        lambda, at least 0; positive if K_PP is singular, as with equal items.
+    ``kernel`` is K_PP, (p, p); ``mean`` q_P; ``regularization`` lambda, positive if K_PP is
+    singular, as with equal items.
 
     Raises
     ------
@@ -404,17 +394,7 @@ def fit_user(kernel: Floats, mean: Floats, regularization: float) -> Floats:
 
 
 def item_scores(columns: NDArray[Any], alpha: Floats, mean: Floats | None = None) -> Floats:
-    """Return a user's scores of all items, K[:, P] alpha - q, shape (m,).
-
-    Parameters
-    ----------
-    columns : ndarray, shape (m, p)
-        K[:, P].
-    alpha : ndarray, shape (p,)
-        Weights of the user's items.
-    mean : ndarray, shape (m,), optional
-        q; without it nothing is subtracted.
-    """
+    """Return a user's scores of all items, K[:, P] alpha - q, (m,); without ``mean`` no q."""
     scores = np.asarray(columns @ alpha, np.float64)
     return scores if mean is None else scores - mean
 
@@ -478,7 +458,6 @@ def _minimiser(quadratic: Floats, linear: Floats, support: Mask) -> Floats:
 
 
 def _drop_negative(quadratic: Floats, linear: Floats, support: Mask) -> Floats:
-    """Return the minimiser on the support, dropping negative weights until there are none."""
     while True:  # ends, as the positive weights remain: they sum to at least 1
         weights = _minimiser(quadratic, linear, support)
         negative = weights < 0.0

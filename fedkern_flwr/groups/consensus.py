@@ -67,18 +67,15 @@ class Coordinates:
 
     @classmethod
     def fit(cls, mean: Floats, mean_square: Floats, *, standardised: bool) -> Coordinates:
-        """Compute the coordinates from the columns' means and mean squares."""
         variance = np.maximum(mean_square - mean**2, 0.0)
         constant = variance <= 1e-12 * np.maximum(mean_square, 1e-300)
         return cls(mean, np.where(constant, 1.0, np.sqrt(variance)), standardised)
 
     @classmethod
     def identity(cls, dimension: int) -> Coordinates:
-        """Return coordinates that do not change columns."""
         return cls(np.zeros(dimension), np.ones(dimension), True)
 
     def rows(self, x: Floats) -> Floats:
-        """Return rows in these coordinates, (n, d + 1)."""
         out = np.empty((len(x), x.shape[1] + 1))
         np.subtract(x, self.mean, out=out[:, :-1])
         out[:, :-1] /= self.deviation
@@ -97,7 +94,6 @@ class Coordinates:
 
 
 def penalties_of(w: Floats, ridge: Floats) -> Floats:
-    """Return 1/2 sum q w~^2 of each model, w of shape (k, d + 1)."""
     return np.asarray(0.5 * (w**2 @ ridge))
 
 
@@ -179,9 +175,9 @@ def scale(pull: Floats, size: Floats, rho: Floats, iteration: int) -> Floats:
     """Return factors for rho by each output's scale, at most 3, and 1 from iteration 40 on.
 
     The optimal duals do not depend on rho, so rho should be their size in units of the model. Rare
-    classes have small duals: with the rho of a frequent class their model, and above all its bias,
+    classes have small duals: with the rho of a frequent class their model, above all its bias,
     would hardly move. Three times the scale needed the fewest iterations on tables of seven
-    classes. For ``pull`` and ``size`` see :class:`Residuals`; rho may change every fifth iteration.
+    classes. See :class:`Residuals`; rho may change every fifth iteration.
     """
     factor, known = np.ones_like(rho), (pull > 0.0) & (size > 0.0)
     if iteration > _SCALE_UNTIL or iteration % _SCALE_EVERY:
@@ -193,7 +189,6 @@ def scale(pull: Floats, size: Floats, rho: Floats, iteration: int) -> Floats:
 def next_growth(
     schedule: RhoSchedule, now: Floats, residuals: Residuals, rho: Floats, iteration: int
 ) -> Floats:
-    """Return the factors of the next iteration, (k,), from the present ones."""
     if schedule == "balanced":
         return now * balance(*residuals.relative, iteration)
     if schedule == "scaled":
@@ -244,12 +239,10 @@ class Residuals:
         return primal, dual
 
     def largest(self) -> tuple[float, float]:
-        """Return the largest relative residuals over all outputs."""
         primal, dual = self.relative
         return float(primal.max()), float(dual.max())
 
     def small(self, tolerance: float) -> bool:
-        """Return whether all are at most ``tolerance`` (Boyd et al. 2011, section 3.3.1)."""
         return max(self.largest()) <= tolerance
 
 
@@ -262,7 +255,7 @@ def may_advance(ready: Iterable[int], done: Mapping[int, int], staleness: int) -
     Parameters
     ----------
     ready : iterable of int
-        Groups whose users have finished an iteration.
+        Groups in which users have finished an iteration.
     done : mapping
         Group -> t_i, completed iterations.
     staleness : int

@@ -56,18 +56,9 @@ def shortened(rows: Floats) -> Floats:
 
 
 def gradient(loss: Loss, rows: Floats, y: Floats, model: Floats) -> Floats:
-    """Return the gradient of the sum of losses, shape (k, d + 1).
+    """Return the gradient of the sum of losses, (k, d + 1), for a model per output.
 
-    Parameters
-    ----------
-    loss : {"hinge", "logistic"}
-        Its derivative is bounded by one.
-    rows : ndarray, shape (n, d + 1)
-        See :func:`shortened`.
-    y : ndarray, shape (n, k)
-        -1 or 1.
-    model : ndarray, shape (k, d + 1)
-        A model per output.
+    ``rows``, (n, d + 1), are as :func:`shortened` returns them; ``y``, (n, k), is -1 or 1.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # of absurd models: it must not show
         margins = np.nan_to_num(y * (rows @ model.T))

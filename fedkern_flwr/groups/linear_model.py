@@ -25,7 +25,6 @@ LOSS_OF: Mapping[str, Loss] = {
 
 
 def model_columns(columns: int, features: int) -> int:
-    """Return the number of coefficients: 2 D with D frequencies, else the columns."""
     return 2 * features if features else columns
 
 

@@ -100,12 +100,7 @@ def check_count(count: int, step_sizes: Sequence[float] | None, leave_out: bool)
 
 
 def check_parties(parties: Sequence[Any]) -> None:
-    """Refuse clashing partitions, unknown roles, and runs without users.
-
-    Raises
-    ------
-    PartitionError, ProtocolError, CohortError
-    """
+    """Refuse clashing partitions, unknown roles, and runs without users."""
     check_partitions(parties)
     for party in parties:
         if party.role not in ROLES or party.group < -1 or (party.role != OWNER and party.group < 0):
@@ -125,12 +120,7 @@ def check_parties(parties: Sequence[Any]) -> None:
 
 
 def check_horizontal(parties: Sequence[SVMDescribeReply]) -> SVMDescribeReply:
-    """Refuse users with different columns or labels; return the first user.
-
-    Raises
-    ------
-    ProtocolError, CohortError
-    """
+    """Refuse users with different columns or labels; return the first user."""
     users = [p for p in parties if p.role == USER]
     owner = next((p for p in parties if p.role == OWNER), None)
     if owner is not None:
@@ -189,12 +179,7 @@ def check_single(
 def check_vertical(
     parties: Sequence[SVMDescribeReply], groups: Sequence[Group]
 ) -> SVMDescribeReply:
-    """Refuse nodes that do not fit a vertical split; return the label owner.
-
-    Raises
-    ------
-    ProtocolError, CohortError
-    """
+    """Refuse nodes that do not fit a vertical split; return the label owner."""
     owners = [p for p in parties if p.role == OWNER]
     if len(owners) != 1:
         raise CohortError(
@@ -254,7 +239,6 @@ class RowPlan:
     dropped: int
 
     def learned(self, user: int) -> NDArray[np.int32]:
-        """Return a user's training rows, as numbers of the plan."""
         place = self.place[user]
         return np.ascontiguousarray(place[place < self.rows])
 
@@ -268,20 +252,13 @@ def match_rows(
 ) -> RowPlan:
     """Find each of the label owner's rows at one user of every group.
 
-    Parameters
-    ----------
-    parties : sequence of SVMDescribeReply
-        Descriptions of all nodes.
-    groups : sequence of Group
-        All groups.
-    drop : bool
-        Whether to leave out rows that some group lacks; else they end the run.
-    held_out : bool (default: False)
-        Whether to match only held-out rows, to predict them.
+    Rows that some group lacks are left out with ``drop``, else they end the run. ``held_out``
+    matches only held-out rows, to predict them.
 
     Raises
     ------
     ProtocolError, TableError
+        Rows lack ids, come twice or do not match.
     """
     owner = next(p for p in parties if p.role == OWNER)
     known = {p.partition: p for p in parties if p.role != AGENT}

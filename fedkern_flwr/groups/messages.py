@@ -80,11 +80,10 @@ class SVMFacts:
     trials : int
         Models per output: several while C is chosen.
     told : str
-        Name of the exchange's sum, if it depends on all earlier requests to the users.
+        Name of a sum that depends on all earlier requests to the users.
     rows, tests : sequence of int
         Signed training and held-out rows of each user.
     budget : Budget, optional
-        Privacy budget.
     agent, owner : int
         Parties that open sums in a vertical split.
     plan_rows, all_rows : int
@@ -113,7 +112,6 @@ class SVMFacts:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of the models: outputs, coefficients with the bias."""
         return self.outputs * self.trials, model_columns(self.columns, self.features) + 1
 
     def sum(self, name: str, length: int | None, **more: Any) -> SumSpec:
@@ -122,12 +120,10 @@ class SVMFacts:
         return SumSpec(name=name, length=length, encoding=Encoding.fixed_point(self.bound), **about)
 
     def models(self, name: str, statistics: int, receiver: int = -1) -> list[SumSpec]:
-        """Return the sum of models with ``statistics`` numbers per output."""
         outputs, width = self.shape
         return [self.sum(name, outputs * (width + statistics), receiver=receiver)]
 
     def for_agent(self, length: int, agent: int) -> SumSpec:
-        """Return a sum over a group of a vertical split."""
         return self.sum(GROUP_SUM, length, receiver=one_party(agent), label=self.label)
 
     def noisy(self, release: Release, length: int, rows: Sequence[int], **more: Any) -> SumSpec:
@@ -154,7 +150,6 @@ class SVMRequest(Message):
     attempt: int = 0  # how often it has been asked before
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
-        """Return the secure sums of the request: none here."""
         return []
 
 
@@ -167,7 +162,7 @@ class StepRequest(SVMRequest):
 
 
 class SVMReply(Message):
-    """Fields of every reply: the request's number, often with a masked vector."""
+    """Fields of every reply, which often carries a masked vector."""
 
     round: int = 0
 
@@ -204,7 +199,7 @@ class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
     folds: int = 0
 
     def sum_name(self, before: str) -> str:
-        """Name of the sum; only users with the same requests, now and before, add to it."""
+        """Name of the sum; only users with the same requests so far add to it."""
         alike = replace(self, partners=np.zeros(0, np.int32))
         return bind(STATISTICS_SUM, alike, session=before, round=0, attempt=0)
 
@@ -261,7 +256,7 @@ class LocalReply(SVMReply, phase="svm-local"):
 class StepWithAgentRequest(SolveRequest, phase="svm-step"):
     """To users of a group: first compute the group's last center, as its agent does.
 
-    ``judged`` is also the global model in that center.
+    ``judged`` is also that center's global model.
     """
 
     pinned = ("relaxation",)
@@ -295,8 +290,8 @@ class StepWithAgentReply(SVMReply, phase="svm-step"):
 class CombineRequest(IterationRequest, phase="svm-combine"):
     """To agents: combine the group's sum with the global model, contribute to the total.
 
-    ``round`` counts the totals. The request also starts the agent's part in the sum that the users
-    begin meanwhile: it contributes its pad.
+    ``round`` counts the totals. The agent also contributes its pad to the sum that the users begin
+    meanwhile.
     """
 
     role = AGENT
@@ -323,7 +318,7 @@ class CombineRequest(IterationRequest, phase="svm-combine"):
     folds: int = 0
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
-        """A total of all agents or the remaining ones; and the agent's pad of the sum ``told``.
+        """A total of all agents or the remaining ones; and the agent's pad of the users' sum.
 
         The users' request defines the pad's length. The agent checks it when sealing the pad.
         """
@@ -362,7 +357,7 @@ class SaveRequest(SVMRequest, phase="svm-save"):
 
 
 class SaveReply(SVMReply, phase="svm-save"):
-    """It is saved."""
+    pass
 
 
 class PadRequest(SVMRequest, phase="svm-pad"):
@@ -413,7 +408,7 @@ class ColumnsReply(SVMReply, phase="svm-columns"):
 
 
 class VisitRequest(StepRequest, phase="svm-visit"):
-    """To users of a vertical split: multiply a message and the last weights with the rows."""
+    """To users of a vertical split: multiply a message and the last weights with rows."""
 
     role = USER
     width: int  # columns of messages and weights
@@ -443,7 +438,7 @@ class VisitReply(SVMReply, phase="svm-visit"):
 
 
 class BlockRequest(StepRequest, phase="svm-block"):
-    """To agents of a vertical split: open the group's sum, send it to the users."""
+    """To agents of a vertical split: open the group's sum for the users."""
 
     role = AGENT
     # "columns", "weights", "model" or "again": statistics of the columns; weights; weights of the
@@ -461,7 +456,7 @@ class BlockReply(SVMReply, phase="svm-block"):
 
 
 class OwnerRequest(StepRequest, phase="svm-owner"):
-    """To the label owner of a vertical split: take the outputs, make the next message."""
+    """To the label owner: take the outputs, make the next message."""
 
     role = OWNER
     pinned = ("loss", "c", "tolerance", "rows")
@@ -505,8 +500,6 @@ class PredictRequest(FeaturesRequest, StepRequest, phase="svm-predict"):
 
 
 class PredictReply(SVMReply, phase="svm-predict"):
-    """Number of predictions."""
-
     samples: int  # rows that it predicted, 0 if it holds none out
 
 
@@ -543,7 +536,7 @@ class ContributeReply(SVMReply, phase="svm-contribute"):
 
 
 class WriteRequest(StepRequest, phase="svm-write"):
-    """To the label owner: open the outputs of its held-out rows, and write them."""
+    """To the label owner: open and write the outputs of its held-out rows."""
 
     role = OWNER
     model: str  # session of the run that made the model
@@ -553,8 +546,6 @@ class WriteRequest(StepRequest, phase="svm-write"):
 
 
 class WriteReply(SVMReply, phase="svm-write"):
-    """Number of predictions."""
-
     samples: int  # rows that are predicted
 
 
@@ -590,7 +581,7 @@ class GradientReply(SVMReply, phase="svm-gradient"):
 
 
 class CountRequest(GradientRequest, phase="svm-count"):
-    """To users: count the outcomes of held-out rows, and write the predictions."""
+    """To users: count outcomes of held-out rows, write the predictions."""
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Counts of held-out rows, with noise."""

@@ -2,9 +2,9 @@
 
 A row's phases are omega_j^T x + b_j for j = 1..D. The holders of a block draw the components of
 their columns, and a part of the offset, from their own secret; the sum over the blocks, modulo 2
-pi, goes to the hospital. The features cos and sin of the D phases, times sqrt(1 / D), give every
-row length one. So a row moves their sums little, whatever its values: a run with a privacy budget
-uses them. Server and nodes compute its noise alike.
+pi, goes to the hospital. The features cos and sin of the phases, times sqrt(1 / D), give every row
+length one. So a row moves their sums little, whatever its values: a run with a privacy budget uses
+them.
 
 References
 ----------
@@ -36,18 +36,7 @@ EQUATIONS = "equations"
 def draw_block(seed: bytes, pairs: int, width: int, kernel: Kernel, gamma: float) -> Floats:
     """Return a block's components of all directions, with its offsets as last column: (D, d + 1).
 
-    Parameters
-    ----------
-    seed : bytes
-        Secret of the block's holders, 32 bytes.
-    pairs : int
-        D.
-    width : int
-        d, columns of the block.
-    kernel : {"rbf", "laplacian"}
-        The kernel to estimate.
-    gamma : float
-        Its width.
+    ``seed`` is the secret of the block's holders, 32 bytes; ``pairs`` is D, ``width`` d.
     """
     directions = draw_directions(seed, 0, pairs, width, kernel, gamma)
     return np.column_stack([directions, draw_offsets(seed, 0, pairs, kernel, gamma)])
@@ -86,16 +75,7 @@ def equations_release(
 ) -> Release:
     """Return the noise of the normal equations.
 
-    Parameters
-    ----------
-    budget : Budget
-        Of the run.
-    features, outputs : int
-        m, k.
-    bound : float
-        Largest absolute label.
-    rows : sequence of int
-        Declared training rows of each hospital.
+    ``bound`` is the largest absolute label; ``rows`` are each hospital's declared training rows.
     """
     moved = sensitivity.ridge(features, label_weight(bound, outputs) * bound * math.sqrt(outputs))
     length = equations_length(features, outputs)

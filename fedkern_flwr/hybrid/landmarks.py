@@ -8,10 +8,7 @@ of their box, normal ones by their deviations. A hospital with its patients' dis
 landmarks would have the features themselves. So each block's landmarks are rotated by a secret
 matrix.
 
-References
-----------
-Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
-2024, section 2 (sampling methods U and N).
+Sampling methods U and N are those of Damiani, Rodina and Decherchi 2024 (FedCG), section 2.
 """
 
 from __future__ import annotations
@@ -110,7 +107,6 @@ def moment_sums(x: Floats, ranges: Floats, sampling: str = "N") -> Floats:
 
 
 def moments_length(features: int, sampling: str) -> int:
-    """Return the length of :func:`moment_sums`."""
     products = features * (features + 1) // 2 if sampling == "C" else features
     return 1 + features + products
 

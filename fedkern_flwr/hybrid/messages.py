@@ -48,15 +48,15 @@ _ROUNDED = 1.0 + 1e-9
 class Facts:
     """Public facts of a run and a party that decide the sums of a request.
 
-    The strategy knows the rows of all hospitals and the widest ranges. A party knows only its own,
-    so its bounds may be smaller than the requested ones.
+    The strategy knows the rows of all hospitals and the widest ranges, a party only its own: its
+    bounds may be smaller than the requested ones.
 
     Attributes
     ----------
     landmarks : int
         m landmarks, or features.
     labels : Yardstick
-        Kind of the hospitals' labels.
+        Kind of the labels.
     rows, tests : sequence of int
         Participating training and held-out rows of each hospital.
     block, features : str, int
@@ -64,7 +64,6 @@ class Facts:
     distance : float
         Bound on the distance of a row to a landmark.
     budget : Budget or None
-        Privacy budget.
     signed : sequence of (int, int)
         Signed rows and held-out rows of each hospital in the sum.
     wanted : collection of str
@@ -74,7 +73,7 @@ class Facts:
     bits : int (default: 64)
         Of a number in sums of distances; a party accepts any.
     counted : int, optional
-        For a party: its rows whose classes are counted, whatever rows a request names.
+        For a party: its rows with counted classes, whatever rows a request names.
     """
 
     landmarks: int
@@ -115,11 +114,10 @@ class HybridDescribeReply(TableReply):
     fold_sum_rows: int = 0  # the same of all hospitals' rows
 
     def bound(self, kernel: str) -> float:
-        """Return the largest distance within the declared ranges."""
         return self.square_bound if kernel == "rbf" else self.absolute_bound
 
     def secret_digest(self, holders: int) -> str:
-        """Return the digest of its secret for a block of ``holders`` holders; empty without one."""
+        """Return the digest of its secret for ``holders`` holders; empty without one."""
         if self.seeded:
             return self.secret_digests
         told = [text.partition(":") for text in self.secret_digests.split()]
@@ -144,8 +142,6 @@ class HybridReply(Message):
 
 
 class PlainReply(HybridReply):
-    """Reply to a request for a sum."""
-
     # Of its landmarks, as in DistancesReply; where a request says how the kernel is made.
     fingerprint: bytes = b""
     # The vector itself where a single hospital has nobody to sum with, else nothing.
@@ -173,7 +169,6 @@ class RowsRequest(HybridRequest):
 
     @property
     def training_positions(self) -> Index:
-        """Positions of all named training rows that the receiver holds."""
         named = [rows[:train] for _, train, *_, rows in self.parts]
         positions = np.concatenate([np.zeros(0, np.int32), *named])
         return positions[positions >= 0]
@@ -189,7 +184,7 @@ class MomentsRequest(RowsRequest, phase="hybrid-moments"):
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return that of the moments, whose numbers are at most one per row."""
+        """Return that of the moments, at most one per row."""
         if not self.moments:
             return []
         name, length = f"moments/{facts.block}", moments_length(facts.features, self.sampling)
@@ -204,7 +199,7 @@ class MomentsReply(HybridReply, phase="hybrid-moments"):
 
 
 class KernelRequest(HybridRequest):
-    """How a party draws its landmarks and computes its kernel."""
+    """How a party makes its landmarks and kernel."""
 
     pinned = (
         "kernel",
@@ -242,7 +237,7 @@ class KernelRequest(HybridRequest):
 
 
 class DistancesRequest(KernelRequest, RowsRequest, phase="hybrid-distances"):
-    """Contribute partial distances of the rows to sums, each received by their hospital."""
+    """Contribute partial distances of the rows to the hospitals' sums."""
 
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
 
@@ -350,7 +345,6 @@ class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
     factor: Floats = array("factors", "factors", dtype="float64")
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return that of the counts of held-out rows, if requested."""
         if not self.count:
             return []
         yard, release = replace(facts.labels, bins=self.bins), None

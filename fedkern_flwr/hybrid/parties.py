@@ -65,12 +65,11 @@ class Ward:
 
     @cached_property
     def centres(self) -> tuple[int, ...]:
-        """The centres that hold rows of this hospital, ascending."""
         return tuple(sorted(p for p in self.rows if p != self.partition))
 
     @cached_property
     def _single(self) -> NDArray[np.bool_]:
-        """Rows of exactly one centre, whose partial distances the hospital would see."""
+        """Rows of exactly one centre: the hospital would see its partial distances."""
         held = np.zeros(self.total, np.int64)
         for centre in self.centres:
             held += self.rows[centre] >= 0
@@ -78,12 +77,10 @@ class Ward:
 
     @cached_property
     def lonely(self) -> int:
-        """Number of rows that exactly one centre knows."""
         return int(self._single.sum())
 
     @cached_property
     def alone(self) -> tuple[int, ...]:
-        """The centres that are the only ones to know some row."""
         return tuple(c for c in self.centres if (self._single & (self.rows[c] >= 0)).any())
 
 
@@ -148,7 +145,6 @@ class Plan:
         return "C" if len(self.blocks.get(block, ())) == 1 else "U"
 
     def report(self) -> dict[str, Any]:
-        """Return the matching as plain values for a result file."""
         return {
             "hospitals": {
                 str(h): {
@@ -226,15 +222,8 @@ def make_plan(
 ) -> Plan:
     """Match the rows of all parties.
 
-    Parameters
-    ----------
-    parties : sequence of HybridDescribeReply
-        Descriptions of all parties.
-    missing : {"error", "drop-row", "neutral"}
-        For a row without a block: refuse the run, leave the row out, or set the block's factor of
-        the kernel to one.
-    predict : bool (default: False)
-        Whether only held-out rows count.
+    For a row without a block ``missing`` says: refuse the run, drop the row, or set the
+    block's factor of the kernel to one ("neutral"). ``predict``: only held-out rows count.
 
     Raises
     ------

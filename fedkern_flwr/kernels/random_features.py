@@ -201,7 +201,6 @@ class FeatureMap:
         self._scale = self.dtype.type(1.0 / np.sqrt(features))
 
     def __call__(self, x: Real) -> Real:
-        """Return z, (n, N, 2D), for rows x, (n, d)."""
         x = x.astype(self.dtype, copy=False)
         # Row by row for a few rows: BLAS would wake its threads, and waits when cores are busy.
         rows = x[:, None] if 1 < len(x) <= _FEW_ROWS else x
@@ -224,13 +223,8 @@ feature_map = lru_cache(maxsize=8)(FeatureMap)
 def bandwidth_dictionary(kernels: int) -> Floats:
     """Return ``kernels`` bandwidths, (N,), evenly spaced in the logarithm over [1e-2, 1e2].
 
-    For 51 kernels these are the paper's s_i = 10^((2i - 52) / 25), i = 1..51. A single kernel has
-    bandwidth 1.
-
-    References
-    ----------
-    Ghari and Shen, "Personalized Online Federated Learning with Multiple Kernels",
-    NeurIPS 2022, section 4.
+    For 51 kernels these are s_i = 10^((2i - 52) / 25), i = 1..51, of Ghari and Shen (NeurIPS 2022),
+    section 4. A single kernel has bandwidth 1.
     """
     if kernels < 1:
         raise OptionError(f"kernels is {kernels}", remedy="use at least 1", code="FK-OPTION-RANGE")

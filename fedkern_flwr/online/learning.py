@@ -70,12 +70,7 @@ def exponential_weights(
 class Hedge:
     """AdaHedge, without learning rate or range of losses; inactive experts predict as the mixture.
 
-    Attributes
-    ----------
-    losses : ndarray, shape (N,)
-        Summed so far.
-    gap : float
-        Cumulative mixability gap; the learning rate is ln N / gap.
+    ``gap`` is the cumulative mixability gap; the learning rate is ln N / gap.
 
     References
     ----------
@@ -119,7 +114,6 @@ class Hedge:
 def kernel_weights(
     rule: WeightRule, cumulative: Floats, losses: Floats, gap: float, learning_rate: float
 ) -> tuple[Floats, Floats, float]:
-    """Compute the weights before each sample by the named rule."""
     if rule == "exponential":
         return *exponential_weights(cumulative, losses, learning_rate), gap
     hedge = Hedge(cumulative, gap)  # depends on the sample before, so one follows the other
@@ -130,7 +124,6 @@ def kernel_weights(
 def current_weights(
     rule: WeightRule, cumulative: Floats, gap: float, learning_rate: float
 ) -> Floats:
-    """Weights for the next sample, shape (N,)."""
     none = np.zeros((1, cumulative.size))
     weights, _, _ = kernel_weights(rule, cumulative, none, gap, learning_rate)
     return np.asarray(weights[0])
@@ -139,10 +132,10 @@ def current_weights(
 def select_bin(
     weights: Floats, kernels_per_round: int, exploration: float, draw: float
 ) -> tuple[NDArray[np.int32], Floats]:
-    """Choose the bin of kernels whose gradients are sent (Algorithm 1, eq. 8).
+    """Choose the bin of kernels to send gradients of (Algorithm 1, eq. 8).
 
-    Kernels, sorted by weight, are cut into ceil(N / M) bins of at most M. Bin j has probability (1
-    - xi) u_j / U + xi / (number of bins), u_j the weight in the bin, U the sum of weights.
+    Kernels, sorted by weight, are cut into ceil(N / M) bins of at most M. With u_j the weight of
+    bin j, its probability is xi / (number of bins) + (1 - xi) u_j / sum u.
 
     Parameters
     ----------
@@ -151,15 +144,15 @@ def select_bin(
     kernels_per_round : int
         M, at most N.
     exploration : float
-        xi in (0, 1]. With 1 all bins are equally likely.
+        xi in (0, 1]; 1: uniform.
     draw : float
-        A uniform random number from [0, 1).
+        Uniform random number from [0, 1).
 
     Returns
     -------
     chosen : ndarray of int32, shape (at most M,)
     probabilities : ndarray, shape (at most M,)
-        The probability of this bin, once per kernel.
+        The bin's probability, once per kernel.
     """
     order = (-weights).argsort(kind="stable")
     bins = -(-weights.size // kernels_per_round)
@@ -225,10 +218,10 @@ def select_subset(
 ) -> tuple[NDArray[np.int32], Floats]:
     """Choose exactly M kernels, each with its own probability, so that every message is full.
 
-    The bins of Algorithm 1 waste uplink when M does not divide N. Here kernel i is included with
-    probability (1 - xi) p_i + xi M / N, where p_i = min(1, s w_i) sums to M; for M = 1 that is eq.
-    8. Systematic sampling: the kernels lie in random order on a line, each as long as its
-    probability, and M equally spaced points choose.
+    The bins of Algorithm 1 waste uplink when M does not divide N. Kernel i is included with
+    probability xi M / N + (1 - xi) p_i, where p_i = min(1, s w_i) sums to M; M = 1 is eq. 8.
+    Systematic sampling: the kernels lie in random order on a line, each as long as its probability,
+    and M equally spaced points choose.
 
     Parameters
     ----------

@@ -117,20 +117,19 @@ class StreamRequest(Message):
         return []
 
     def release(self, facts: Facts, budget: Budget) -> Release | None:
-        """Return the noise of the sum; None if the method adds none, which nodes refuse."""
+        """Return the noise of the sum; nodes refuse None."""
         return None
 
     def noise_problem(self) -> str:
-        """Return why noise would not hide a sample in the sum; empty if it does."""
+        """Return why noise would not hide a sample; empty if it does."""
         return ""
 
     @property
     def chosen_alone(self) -> bool:
-        """Whether each client chooses by its own weights whose gradients it sends."""
+        """Whether each client chooses the kernels of its gradients by its own weights."""
         return False
 
     def losses(self) -> int:
-        """Return how many losses are summed along with the gradients."""
         return 0
 
     def reply_sizes(self, columns: int) -> dict[str, int]:
@@ -138,7 +137,6 @@ class StreamRequest(Message):
         return {}
 
     def _noise_problem(self, largest: float) -> str:
-        """Return what is wrong with a message in which a sample adds at most ``largest``."""
         # else whether the sum fits, rounded as it is, would depend on values
         if not 0.0 < self.samples * largest <= SUM_BOUND / 2 or self.messages < 1:
             return "residuals without a bound"
@@ -170,7 +168,7 @@ class DictionaryRequest(StreamRequest):
 
 
 class KernelRequest(DictionaryRequest):
-    """Request with the global parameters of a dictionary of kernels."""
+    """Request with the global parameters of kernels."""
 
     # of how many frequencies of the kernels in question, drawn publicly, gradients are sent; 0 for
     # all. Then a gradient has a row, sine and cosine, for each of them
@@ -178,22 +176,20 @@ class KernelRequest(DictionaryRequest):
     theta: Real = array("kernels", "width")
 
     def kernels_summed(self) -> Chosen:
-        """Return the kernels whose gradients are summed: all if clients choose their own."""
+        """Return the summed kernels: all if clients choose their own."""
         return np.arange(len(self.theta), dtype=np.int32)
 
     def chance(self) -> float:
-        """Return the probability with which a publicly chosen kernel was chosen."""
+        """Return the probability of a publicly chosen kernel."""
         return len(self.kernels_summed()) / len(self.theta)
 
     def numbers(self, columns: int) -> int:
         return 2 * self.frequencies() + self.losses()
 
     def frequencies(self) -> int:
-        """Count the frequencies, over all kernels, of which gradients are summed."""
         return self.released or len(self.kernels_summed()) * self.features
 
     def pick(self, gradient: NDArray[Any]) -> NDArray[Any]:
-        """Return the summed part of a gradient, (M, 2D): all, or chosen pairs (count, 2)."""
         if not self.released:
             return gradient
         return pick_frequencies(gradient, self._picked(len(gradient)))
@@ -245,7 +241,7 @@ class StreamReport(Message):
         """Add the reply to the method's sum ``total``, (numbers,)."""
 
     def statistics(self) -> Floats:
-        """Return the numbers whose sum over clients gives the metrics.
+        """Return numbers that, summed over clients, give the metrics.
 
         Samples, squared error, regret, its square / 1024, mean squared error, its square.
         """
@@ -270,7 +266,6 @@ class LossReport(KernelReport):
     losses: Floats = array("reported", dtype="float64")  # of all kernels, or none
 
     def add_to(self, total: Floats) -> None:
-        """Add the gradients, then the losses; total has shape (chosen width + reported,)."""
         total[: self.gradient.size] += self.gradient.reshape(-1)
         total[self.gradient.size :] += self.losses
 
@@ -339,7 +334,6 @@ class PersonalReply(KernelReport, phase="online-personal"):
     gradient: Real = array("chosen", "width")
 
     def add_to(self, total: Floats) -> None:
-        """Add the gradients to those of all kernels, (N 2D,), or of the common choice."""
         if total.size == self.gradient.size:
             total += self.gradient.reshape(-1)
         else:
@@ -362,11 +356,11 @@ class SharedRequest(KernelRequest, phase="online-shared"):
 
 
 class SharedReply(LossReport, phase="online-shared"):
-    """Gradients of all kernels or chosen frequencies and, if requested, all losses."""
+    """Gradients of all kernels or chosen frequencies; losses if requested."""
 
 
 class DrawnRequest(KernelRequest, phase="online-drawn"):
-    """eM-KOFL: predict with the kernel that the server drew, send its gradient and all losses."""
+    """eM-KOFL: predict with the server's kernel, send its gradient and all losses."""
 
     pinned = ("released",)
 
@@ -384,14 +378,14 @@ class DrawnRequest(KernelRequest, phase="online-drawn"):
 
 
 class DrawnReply(LossReport, phase="online-drawn"):
-    """Gradient of the drawn kernel divided by its probability, and the losses of all kernels."""
+    """Gradient of the drawn kernel over its probability, and all losses."""
 
 
 # -- POF-RLS
 
 
 class RidgeRequest(StreamRequest, phase="online-ridge"):
-    """POF-RLS: predict with the node's mixture of learners, send sums of products of features."""
+    """POF-RLS: predict with the node's mixture, send sums of products of features."""
 
     pinned = (
         "experts",
@@ -429,12 +423,11 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
         return raw + int(self.sums) * self.shared * ridge.numbers(2 * self.summed)
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return the secure sums; nodes know those of raw columns by their number of products."""
         width = facts.columns + 1 if self.raw and self.sum_name == UPDATE_SUM else 0
         return [replace(spec, products=width) for spec in super().sum_specs(facts)]
 
     def rows(self) -> tuple[int, int]:
-        """Return the range of samples; sums of features may include those of earlier messages."""
+        """Return the range of samples; feature sums may include earlier messages' samples."""
         return self.window, self.step + self.samples
 
     def products(self, columns: int) -> list[tuple[int, int]]:
@@ -460,7 +453,7 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
 
 
 class RidgeReply(KernelReport, phase="online-ridge"):
-    """Sums of products of features and labels, divided by a public power of two."""
+    """Sums of products of features and labels, over a public power of two."""
 
     total: Floats = array("summed", dtype="float64")
 
@@ -469,7 +462,7 @@ class RidgeReply(KernelReport, phase="online-ridge"):
 
 
 class RidgeEvaluateRequest(RidgeRequest, phase="online-ridge-evaluate"):
-    """Predict the node's held-out rows with its mixture of learners."""
+    """Predict the held-out rows with the node's mixture."""
 
     sum_name = EVALUATE_SUM
 
@@ -478,7 +471,7 @@ class RidgeEvaluateRequest(RidgeRequest, phase="online-ridge-evaluate"):
 
 
 class EvaluateRequest(KernelRequest, phase="online-evaluate"):
-    """Predict the node's held-out rows with its own weights or, if given, with the server's."""
+    """Predict the held-out rows with the node's weights or, if given, the server's."""
 
     sum_name = EVALUATE_SUM
     pinned = ("weight_rule", "learning_rate")
@@ -489,7 +482,7 @@ class EvaluateRequest(KernelRequest, phase="online-evaluate"):
 
 
 class EvaluateReply(Message, phase="online-evaluate"):
-    """Squared error summed over the node's held-out rows."""
+    """Squared error summed over the held-out rows."""
 
     round: int = 0
     samples: int
@@ -497,11 +490,11 @@ class EvaluateReply(Message, phase="online-evaluate"):
 
 
 class RidgeEvaluateReply(EvaluateReply, phase="online-ridge-evaluate"):
-    """Squared error summed over the node's held-out rows."""
+    pass
 
 
 class PredictRequest(KernelRequest, phase="online-predict"):
-    """Predict the node's held-out rows with weights kept from an earlier run, and write them."""
+    """Predict the held-out rows with an earlier run's weights, and write them."""
 
     sum_name = ""
 
@@ -546,7 +539,6 @@ class NetworkRequest(StreamRequest, phase="online-network"):
         return self.parameters.size
 
     def rows(self) -> tuple[int, int]:
-        """Return the samples of the message and the previous ones, to which the network adapts."""
         return max(0, self.step - self.samples), self.step + self.samples
 
     def spread(self, total: Floats) -> Floats:
@@ -566,13 +558,13 @@ class NetworkReply(StreamReport, phase="online-network"):
 
 
 class NetworkEvaluateRequest(NetworkRequest, phase="online-network-evaluate"):
-    """PerFedAvg: adapt to the ``samples`` rows before ``step``, predict the held-out rows."""
+    """PerFedAvg: adapt to the ``samples`` rows before ``step``, predict held-out rows."""
 
     sum_name = EVALUATE_SUM
 
 
 class NetworkEvaluateReply(EvaluateReply, phase="online-network-evaluate"):
-    """Squared error summed over the node's held-out rows."""
+    pass
 
 
 # -- local only

@@ -35,7 +35,6 @@ def count_parameters(widths: Sequence[int]) -> int:
 
 
 def initial_parameters(widths: Sequence[int], seed: int) -> Floats:
-    """Draw He-initialised weights and zero biases, flat."""
     rng = np.random.default_rng(derive_seed(seed, "network"))
     parts = []
     for a, b in pairwise(widths):
@@ -89,7 +88,6 @@ def squared_loss_gradient(
 def adapt(
     parameters: Floats, widths: Sequence[int], inputs: Floats, y: Floats, step: float
 ) -> Floats:
-    """Take one gradient step on the mean squared loss, if there are rows."""
     if not len(y):
         return parameters
     return parameters - step * squared_loss_gradient(parameters, widths, inputs, y)[1] / len(y)

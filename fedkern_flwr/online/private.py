@@ -1,16 +1,15 @@
 """Noise of the online methods in runs with a privacy budget, the same at server and nodes.
 
-A sample is in one message, at a public place of the stream, and its contribution depends only on
-itself and earlier public values. So the run costs a row as much as one message, and a party as much
-as all messages.
+A sample is in one message, and its contribution depends only on itself and earlier public values.
+So the run costs a row as much as one message, and a party as much as all.
 
-POF-MKL and its baselines: a client sums, over a message's samples, each kernel's random features
-times the residual of its prediction, clipped to [-c, c], and for some methods losses. The server
-applies public factors: 2, the probability of a choice, the penalty. A kernel's features have length
-1, so ``pairs`` sine-cosine pairs have length sqrt(pairs / D).
+POF-MKL and its baselines: a client sums each kernel's random features times the residual of its
+prediction, clipped to [-c, c], and for some methods losses. The server applies public factors: 2,
+the probability of a choice, the penalty. A kernel's features have length 1, so ``pairs``
+sine-cosine pairs have length sqrt(pairs / D).
 
-POF-RLS: a client sums Phi^T Phi and Phi^T y over raw columns and each kernel's features. Rows are
-those of the message, scaled into the unit ball; labels are in [-1/2, 1/2].
+POF-RLS: a client sums Phi^T Phi and Phi^T y over raw columns and each kernel's features, of the
+message's rows, scaled into the unit ball, and labels in [-1/2, 1/2].
 """
 
 from __future__ import annotations
@@ -79,26 +78,9 @@ def update_release(
 ) -> Release:
     """Return the noise of a message's sum for POF-MKL and its baselines.
 
-    A substituted sample moves the residual times features by up to 2 c for each kernel, since signs
-    may differ. A loss is a clipped residual's square over c, from 0 to c.
-
-    Parameters
-    ----------
-    budget : Budget
-        Of the run.
-    clip : float
-        c.
-    pairs, features : int
-        Pairs of features that are summed, over all kernels; D, pairs of a kernel.
-    losses : int
-        Losses that are summed as well.
-    times : Times
-        How often the sum is opened.
-
-    Raises
-    ------
-    OptionError
-        See :func:`~fedkern_flwr.privacy.budget.plan_release`.
+    A substituted sample moves the residual times features by up to 2 ``clip`` for each kernel,
+    since signs may differ. A loss is a clipped residual's square over ``clip``. ``pairs`` counts
+    summed pairs of features over all kernels, ``features`` those of one (D).
     """
     moved = clip * math.sqrt(4.0 * pairs / features + losses)
     return times.release(budget, moved, 2 * pairs + losses)
@@ -139,16 +121,8 @@ def ridge_release(
     A raw row is u = (x, 1), x in the unit ball. Substituting it changes x in the last column of
     Phi^T Phi, and the upper triangle of x x^T by at most its whole matrix. With t = x^T x' the
     squares are 2 - 2 t and 2 - 2 t^2, together at most 9/2. Phi^T y moves by 2 sqrt(2) / 2. For
-    kernels see :func:`~fedkern_flwr.privacy.accounting.ridge`.
-
-    Parameters
-    ----------
-    columns : int
-        Raw columns; 0 if they are not summed.
-    kernels, features, summed : int
-        Kernels; D; frequencies of each that are summed.
-    budget, times
-        See :func:`update_release`.
+    kernels see :func:`~fedkern_flwr.privacy.accounting.ridge`. ``columns`` is 0 if raw columns are
+    not summed; ``summed`` of D frequencies per kernel are.
     """
     square = (4.5 + 8.0 * LABELS**2) * (columns > 0)
     square += kernels * sensitivity.ridge(2 * features, LABELS) ** 2
@@ -157,7 +131,6 @@ def ridge_release(
 
 
 def ridge_sum(request: Any, x: NDArray[Any], labels: Floats) -> Floats:
-    """Return a client's sums for a ``RidgeRequest``: rows (B, d), labels without their centre."""
     y, parts = labels.clip(-LABELS, LABELS), [np.zeros(0)]
     if request.raw:
         inside = np.asarray(x, np.float64)

@@ -59,21 +59,18 @@ def _triangle(matrix: Floats) -> Floats:
 
 @lru_cache(maxsize=64)
 def _upper(features: int) -> NDArray[np.intp]:
-    """Return the places of the upper triangle in a square matrix, row by row."""
     found = np.flatnonzero(np.tri(features, dtype=bool).T)
     found.setflags(write=False)
     return found
 
 
 def _square(triangles: Floats, features: int) -> Floats:
-    """Return the symmetric matrices of upper triangles."""
     flat = triangles.take(_places(features), axis=-1)
     return flat.reshape(*triangles.shape[:-1], features, features)
 
 
 @lru_cache(maxsize=64)
 def _places(features: int) -> NDArray[np.intp]:
-    """Return where each number of a symmetric matrix is in its upper triangle."""
     matrix = np.zeros((features, features), np.intp)
     matrix.put(_upper(features), np.arange(features * (features + 1) // 2))
     found = np.asarray(np.maximum(matrix, matrix.T).ravel())
@@ -121,7 +118,7 @@ class Ridges:
     Parameters
     ----------
     inverse : ndarray, shape (..., p (p + 1) / 2) or (..., p p), or None
-        P, not changed in place. None for fixed coefficients.
+        P, not changed in place. None: fixed coefficients.
     theta : ndarray, shape (..., p)
         Coefficients.
     since : ndarray, shape (..., r, p), optional
@@ -129,8 +126,8 @@ class Ridges:
     scale : float (default: 1.0)
         c.
     memory : float (default: 1.0)
-        Forgetting factor, applied with each row. The ridge does not decay: each step adds a row of
-        label zero to one feature, in turn.
+        Forgetting factor per row. The ridge does not decay: each step adds a row of label zero to
+        one feature, in turn.
     ridge : float (default: 0.0)
         lambda, needed if ``memory`` is below 1.
     rows : int (default: 0)
@@ -200,7 +197,6 @@ class Ridges:
         return found
 
     def _learn_many(self, phi: Floats, y: Floats, *, last: bool) -> list[Floats]:
-        """Learn rows in blocks; the more is forgotten, the shorter they are."""
         if len(y) >= _FEW:
             self._open()
         fewer = math.log(0.01) / math.log(self.memory) if self.memory < 1.0 else _BLOCK
@@ -246,7 +242,6 @@ class Ridges:
         return np.asarray((y - factor[..., each, each] * wrong)[..., ::some])
 
     def _times(self, phi: Floats) -> Floats:
-        """Return rows times the inverses, shape (..., n, p)."""
         if self._whole.size:
             return phi @ self._whole
         assert self._triangles is not None
@@ -261,7 +256,6 @@ class Ridges:
         return found * self._scale
 
     def _columns(self, places: NDArray[np.intp]) -> Floats:
-        """Return columns of the inverses as rows, shape (..., n, p)."""
         if self._whole.size:
             return self._whole[..., places, :]
         assert self._triangles is not None
@@ -271,7 +265,6 @@ class Ridges:
         return found * self._scale
 
     def _add(self, gain: Floats, growth: float) -> None:
-        """Subtract ``gain``^T ``gain`` from the inverses, then multiply them by ``growth``."""
         if not self._whole.size:
             self._since = np.concatenate([self._since, gain / math.sqrt(self._scale)], axis=-2)
             self._scale *= growth
@@ -291,7 +284,7 @@ class Ridges:
 
     @property
     def state(self) -> list[Floats]:
-        """The state to restore from, flat arrays: rows and scale, P, coefficients, U."""
+        """Flat arrays to restore from: rows and scale, P, coefficients, U."""
         inverse = self._triangles
         if self._whole.size:
             inverse = self._whole if self.theta.shape[-1] <= _SMALL else _triangle(self._whole)
@@ -311,7 +304,6 @@ def from_start(start: Floats, features: int, **more: Any) -> Ridges:
 
 
 def from_state(state: list[Floats], shape: tuple[int, ...], features: int, **more: Any) -> Ridges:
-    """Restore ``shape`` regressions from a :attr:`Ridges.state`."""
     (rows, scale), inverse, theta, since = state
     since = since.reshape(*shape, -1, features)
     inverse, theta = inverse.reshape(*shape, -1), theta.reshape(*shape, features)
@@ -325,7 +317,6 @@ def without_inverses(states: list[Floats]) -> list[Floats]:
 
 
 def unlearned(features: int, ridge: float) -> Floats:
-    """Return the initial state of a learner that has seen no rows."""
     return np.concatenate([np.eye(features).take(_upper(features)) / ridge, np.zeros(features)])
 
 
@@ -354,13 +345,12 @@ def kernel_rows(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) ->
 
 
 def summed_places(features: int, summed: int) -> NDArray[np.intp]:
-    """Return the columns of those of a kernel's D frequencies that are summed."""
+    """Return the columns of the summed frequencies of a kernel."""
     half = np.arange(summed)
     return np.concatenate([half, features + half])
 
 
 def all_rows(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) -> Floats:
-    """Return all inputs of learners side by side: raw columns, a one, kernels."""
     return np.column_stack([raw_rows(x), *kernel_rows(x, bandwidths, features, seed)])
 
 

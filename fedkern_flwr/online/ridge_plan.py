@@ -29,17 +29,15 @@ class Plan:
     ----------
     stops : tuple of int
         Samples of each client after each message. A message takes as many as all before it, within
-        limits, so at least half of all samples are always summed.
+        limits, so at least half are always summed.
     starts : tuple of int
         First sample of each client that is in no sum of features before the message.
     sums : tuple of bool
         Whether the message sums features, of all samples from ``starts`` on.
     raw : int
-        Fewest samples of a message that sums raw columns; 0 if none does.
-    features : int
-        Frequencies of each kernel that are summed; 0 if none are.
-    kernels : int
-        How many kernels are summed, the first ones.
+        Fewest samples of a message that sums raw columns; 0 for none.
+    features, kernels : int
+        Summed frequencies per kernel, and summed kernels; 0 for none.
     """
 
     stops: tuple[int, ...] = (1,)
@@ -69,15 +67,15 @@ def plan(
     """Plan messages that never release more numbers about rows than these have unknowns.
 
     Raw columns come first, in every message, then kernels, then frequencies of the first kernel:
-    fewer kernels with all frequencies predict better than all with few. Features are summed over
-    several messages, which are as short as raw columns allow.
+    fewer kernels with all frequencies predict better. Features are summed over several messages,
+    which are as short as raw columns allow.
 
     Parameters
     ----------
     samples : int
         T, of each client.
     unknowns, hidden : float
-        Unknowns and hidden rows of a message of one sample of each client; infinite without limit.
+        Of a message with one sample of each client; infinite without limit.
     given : int or None
         Samples per message, if set by the user.
     columns : int
@@ -87,7 +85,7 @@ def plan(
     fixed : int
         Further numbers of each message.
     up, down : float
-        Most numbers of a message; most coefficients that a client receives.
+        Most numbers of a message, most coefficients to a client.
     known : bool
         Whether kernels have a width before raw columns are summed.
     steady : bool
@@ -150,14 +148,14 @@ def plan(
 
 
 def too_wide(width: int, hidden: float) -> str:
-    """Return what is wrong with sums of products of ``width`` columns; empty if allowed."""
+    """Return why products of ``width`` columns are not allowed; empty if they are."""
     if ROWS_PER_COLUMN * width <= hidden:
         return ""
     return f"products of {width} columns would be opened about {hidden:.0f} hidden rows"
 
 
 def wide_sum(problem: str, party: str = "") -> RefusedError:
-    """Return the error for products of too many columns, the same on server and node."""
+    """Return the error for products of too many columns, on either side."""
     return RefusedError(
         f"refused: {problem}",
         remedy=f"take more samples per message or fewer columns: each needs {ROWS_PER_COLUMN} rows",
@@ -167,7 +165,6 @@ def wide_sum(problem: str, party: str = "") -> RefusedError:
 
 
 def _stops(samples: int, first: int, most: int) -> list[int]:
-    """Return the samples after each message, growing as :class:`Plan` describes."""
     stops = [0]
     while (rest := samples - stops[-1]) > 0:
         step = min(max(first, stops[-1]), most)

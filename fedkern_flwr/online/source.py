@@ -91,10 +91,10 @@ class Source(Protocol):
     """Interface of a stream's rows."""
 
     def names(self, wait: float) -> tuple[str, ...]:
-        """Return the names of the features; wait up to ``wait`` seconds for them."""
+        """Return the names of the features; wait up to ``wait`` seconds."""
 
     def take(self, place: Place, rows: int, wait: float) -> Found:
-        """Return up to ``rows`` rows after a place; wait up to ``wait`` seconds for them."""
+        """Return up to ``rows`` rows after a place; wait up to ``wait`` seconds."""
 
 
 class IteratorSource:
@@ -146,7 +146,6 @@ class IteratorSource:
     _over = False
 
     def _read(self, deadline: float) -> bool:
-        """Read an item; return whether there was one."""
         while True:
             item = next(self._rows, self)
             self._over = item is self
@@ -225,7 +224,6 @@ class FileSource:
     # -- the file
 
     def _head(self) -> bytes:
-        """Return the first line; empty if it is incomplete."""
         try:
             with self.path.open("rb") as file:
                 line = file.readline()
@@ -236,7 +234,6 @@ class FileSource:
         return line if line.endswith(b"\n") else b""
 
     def _known(self, place: Place) -> bool:
-        """Return whether the file is still the one that the place refers to."""
         return not place.head or self._digest(place.offset) == place.head
 
     def _digest(self, offset: int) -> str:
@@ -250,7 +247,6 @@ class FileSource:
         return hashlib.blake2b(begin, digest_size=16).hexdigest()
 
     def _read(self, place: Place, found: _Rows) -> Place:
-        """Add complete lines after a place until there are enough rows."""
         head = self._head()
         if not head:
             return place
@@ -272,7 +268,6 @@ class FileSource:
     def _add(
         self, found: _Rows, cells: Mapping[str, Any] | None, names: Sequence[str], bad: str
     ) -> None:
-        """Add a row, or count why it is unusable (``bad`` for a line without cells)."""
         found.width = len(names)
         if cells is None:
             found.why[bad] += 1
@@ -289,7 +284,6 @@ class FileSource:
         found.put(features, target, name)
 
     def _layout(self, head: bytes) -> tuple[Callable[[str], Any], tuple[str, ...], int]:
-        """Return the line reader, the feature names, and the number of cells of a line."""
         text = head.decode("utf-8-sig", "replace").strip()
         read: Callable[[str], Any] = _json_cells
         width = 0
@@ -334,8 +328,6 @@ class FileSource:
 
 @dataclass
 class _Rows:
-    """Rows that have been read so far."""
-
     most: int
     x: list[Any] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
@@ -355,7 +347,6 @@ class _Rows:
 
 
 def _pair(item: Any, width: int) -> str:
-    """Return what is wrong with an item; empty if it is a row."""
     try:
         features, label = np.asarray(item[0], np.float64), float(item[1])
     except (TypeError, ValueError, IndexError, KeyError):
@@ -415,7 +406,7 @@ def read_address(stream: str | Path) -> Address | None:
 
 
 def spool_file(state_dir: Path, partition: int) -> Path:
-    """Return the file of the rows from a node's socket, which a feeder writes."""
+    """Return the file into which a feeder writes a socket's rows."""
     return state_dir / f"stream-{partition}.rows"
 
 

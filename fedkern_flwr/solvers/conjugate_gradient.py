@@ -24,11 +24,10 @@ Each column has its own a and beta and stops by itself, as if it were the only o
 
 References
 ----------
-Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
-2024, Algorithm 1. Hestenes and Stiefel, "Methods of Conjugate Gradients for Solving Linear
-Systems", 1952. Saad, "Iterative Methods for Sparse Linear Systems", 2003, algorithm 9.1.
-Frangella, Tropp and Udell, "Randomized Nystrom Preconditioning", SIAM Journal on Matrix Analysis
-and Applications 44(2), 2023: Algorithm 2.1, equations 1.3 and 5.3.
+Damiani, Rodina and Decherchi 2024 (FedCG), Algorithm 1. Hestenes and Stiefel, "Methods of Conjugate
+Gradients for Solving Linear Systems", 1952. Saad, "Iterative Methods for Sparse Linear Systems",
+2003, algorithm 9.1. Frangella, Tropp and Udell, "Randomized Nystrom Preconditioning", SIAM Journal
+on Matrix Analysis and Applications 44(2), 2023: Algorithm 2.1, equations 1.3 and 5.3.
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ class CGState:
 
     @property
     def iteration(self) -> int:
-        """Number of iterations, each with one product."""
         return len(self.squared) - 1
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -247,7 +245,6 @@ def _dots(a: Floats, b: Floats) -> Floats:
 
 
 def _finite(values: Floats, shape: tuple[int, ...], what: str) -> Floats:
-    """Return the values as float64 of this shape, without NaN or infinity."""
     values = np.asarray(values, dtype=np.float64)
     if values.shape != shape:
         raise ProtocolError(

@@ -16,21 +16,16 @@ of the users does both halves of a product with X X^T, each for another message:
 
 An iteration is two exchanges: the users, then agents and label owner together. There is no step
 size or penalty, and the split into groups and users does not change the iterates. The objective
-never rises; the optimum is exact after rank(X) independent messages, which span the row space of X.
-For the squared loss this is a block Krylov method. A last visit for X_ij^T M c gives group i the
-model x_i = sum_j X_ij^T M c.
+never rises; the optimum is exact after rank(X) independent messages. For the squared loss this is a
+block Krylov method. A last visit for X_ij^T M c gives group i the model x_i = sum_j X_ij^T M c.
 
 Disclosure: after rank(X) independent messages the label owner knows X X^T, the inner products of
-all rows. Users see the messages at their rows, whose signs are at first the labels.
+all rows. Users see the messages at their rows; at first the signs are the labels.
 
 References
 ----------
 Narkiss and Zibulevsky, "Sequential Subspace Optimization Method for Large-Scale Unconstrained
-Problems", Technion CCIT Report 559, 2005.
-Ferris and Munson, "Interior-Point Methods for Massive Support Vector Machines", SIAM Journal on
-Optimization 13(3), 2002.
-Mehrotra, "On the Implementation of a Primal-Dual Interior Point Method", SIAM Journal on
-Optimization 2(4), 1992.
+Problems", Technion CCIT Report 559, 2005. For the hinge see :mod:`.local_hinge`.
 """
 
 from __future__ import annotations
@@ -129,8 +124,6 @@ def restricted_optimum(loss: Loss, columns: Floats, targets: Floats, cost: float
 
 
 def _logistic(design: Floats, ridge: Floats, targets: Floats, cost: float) -> Floats:
-    """Return weights and bias, (m + 1,), for the logistic loss."""
-
     def value(point: Floats) -> float:
         return objective("logistic", float(point @ (ridge * point)), design @ point, targets, cost)
 
@@ -314,7 +307,6 @@ class LabelOwner:
         self._waiting = [(claim[:k], claim[k:]) for claim in kept["claims"]]
 
     def _solve(self) -> None:
-        """Find the optimum in the subspace of the known outputs."""
         basis = orthonormal_basis(self.sent[:, : self.outputs.shape[1]], self.outputs)
         columns = self.outputs @ basis
         self._coefficients = np.empty((len(basis), len(self.bias)))

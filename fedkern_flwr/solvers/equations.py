@@ -46,7 +46,6 @@ def spread(gammas: Floats, landmarks: int) -> Floats:
 
 
 def tuning_length(landmarks: int, outputs: int, folds: int, widths: int) -> int:
-    """Return how many numbers the equations of all widths and folds have, with y^T y."""
     return folds * (widths * equations_length(landmarks, outputs) + outputs)
 
 
@@ -70,7 +69,6 @@ class Equations:
 
     @classmethod
     def zeros(cls, landmarks: int, outputs: int, folds: int, widths: int) -> Equations:
-        """Return the equations of no rows."""
         shape = (folds, widths, landmarks)
         gram, right = np.zeros((*shape, landmarks)), np.zeros((*shape, outputs))
         return cls(gram, right, np.zeros((folds, outputs)))

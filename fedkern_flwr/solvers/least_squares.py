@@ -5,11 +5,10 @@ each fold, by the squared error on held-out folds. Both are in closed form.
 
 References
 ----------
-Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
-2024, equations 2.9 and 2.10. Golub, Heath and Wahba, "Generalized Cross-Validation as a Method for
-Choosing a Good Ridge Parameter", Technometrics 21(2), 1979. Kim and Gu, "Smoothing Spline Gaussian
-Regression: More Scalable Computation via Efficient Approximation", JRSS B 66(2), 2004 (the factor
-1.4).
+Damiani, Rodina and Decherchi 2024 (FedCG), equations 2.9 and 2.10. Golub, Heath and Wahba,
+"Generalized Cross-Validation as a Method for Choosing a Good Ridge Parameter", Technometrics 21(2),
+1979. Kim and Gu, "Smoothing Spline Gaussian Regression: More Scalable Computation via Efficient
+Approximation", JRSS B 66(2), 2004 (the factor 1.4).
 """
 
 from __future__ import annotations
@@ -165,7 +164,6 @@ def _gcv(equations: Equations, width: int, lambdas: Floats, rows: int) -> Floats
 
 
 def _held_out(equations: Equations, width: int, lambdas: Floats, rows: int) -> Floats:
-    """Return the mean squared error of held-out rows, over outputs, for each lambda."""
     grams, rights = equations.gram[:, width], equations.right[:, width]
     gram, right, out = grams.sum(0), rights.sum(0), np.zeros(len(lambdas))
     for held, seen, squares in zip(grams, rights, equations.squares, strict=True):
@@ -179,6 +177,5 @@ def _held_out(equations: Equations, width: int, lambdas: Floats, rows: int) -> F
 
 
 def _eigen(gram: Floats) -> tuple[Floats, Floats]:
-    """Return eigenvalues, clipped at 0, and eigenvectors."""
     values, vectors = linalg.eigh(gram)
     return np.maximum(values, 0.0), vectors

@@ -1,7 +1,7 @@
 """The hinge's local problem, in the dual: 0 <= beta <= 1 with u = z^T beta.
 
 Warm start: exchange rows between the bounds and the inside. Rows inside get margin 1 exactly; a row
-whose beta leaves [0, 1] goes to that bound; one with its margin on the wrong side comes off its
+with beta outside [0, 1] goes to that bound; one with its margin on the wrong side comes off its
 bound. Usually two solves of a few rows suffice.
 
 If this does not end, follow a path: the margins move from values for which the last beta is optimal
@@ -59,7 +59,7 @@ def minimise_hinge(
 
 
 def nearest(z: Floats, margins: Floats, starts: Sequence[Floats] | Floats) -> Floats | None:
-    """Return the beta, of several, whose rows are least on the wrong side; or None."""
+    """Return the beta, of several, with the least violations; or None."""
     if len(starts) < 2:
         return starts[0] if len(starts) else None
     far = [_violations(beta, margins - z @ (beta @ z)).sum() for beta in starts]
@@ -67,7 +67,6 @@ def nearest(z: Floats, margins: Floats, starts: Sequence[Floats] | Floats) -> Fl
 
 
 def _is_exact(z: Floats, margins: Floats, beta: Floats) -> bool:
-    """Return whether beta, (n,), is optimal to rounding."""
     u, allowed = beta @ z, 1.0 + np.abs(margins).max()
     wrong = _violations(beta, margins - z @ u).max()
     if wrong > ROUNDING * allowed:  # else the lengths of the columns are of no matter
@@ -106,7 +105,6 @@ def _exchange(z: Floats, margins: Floats, beta: Floats, gram: Floats | None) -> 
 
 
 def _along_path(z: Floats, margins: Floats, start: Floats) -> tuple[Floats, Floats] | None:
-    """Return u, (e,), and beta, (n,), if the path from a beta reaches the solution."""
     if np.count_nonzero((start > 0.0) & (start < 1.0)) > z.shape[1]:
         return None
     beta = _Path(z, margins, start).follow()
@@ -160,7 +158,6 @@ class _Path:
         return np.clip(beta, 0.0, 1.0)
 
     def _follow(self, change: Floats, most: int) -> bool:
-        """Follow the path for at most ``most`` pieces; return whether it ended."""
         left = 1.0  # of the path
         for _ in range(most):
             m = self.inside
@@ -183,7 +180,6 @@ class _Path:
         return False
 
     def _leave(self, k: int, side: float) -> None:
-        """Move the k-th row inside to a bound."""
         m = self.inside = self.inside - 1
         row, inverse = self.order[k], self.inverse
         self._stop(row, side)
@@ -194,7 +190,6 @@ class _Path:
         self.rows[k], self.order[k] = self.rows[m], self.order[m]
 
     def _stop(self, row: int, side: float) -> None:
-        """Keep a row at a bound."""
         self.beta[row], self.side[row] = max(side, 0.0), side
         self.slack[row] = TINY
 
@@ -243,7 +238,6 @@ def _from_inside(z: Floats, margins: Floats) -> tuple[Floats, Floats]:
     low, high = a * unit / above, (1.0 - a) * unit / below
 
     def beta(doubt: float) -> Floats:
-        """Return beta with rows at a bound, except doubtful ones."""
         return np.where(low < doubt, 0.0, np.where(high < doubt, 1.0, a))
 
     found = _exchange(z, margins, beta(1.0), None)

@@ -1,9 +1,6 @@
 """Losses of a model's outputs, their derivatives, and steps of the solvers that minimise them.
 
-References
-----------
-Gu, Dang, Li and Huang, "Federated Doubly Stochastic Kernel Learning for Vertically Partitioned
-Data", 2020, Table 1.
+The losses are those of Gu, Dang, Li and Huang 2020 (FDSKL), Table 1.
 """
 
 from __future__ import annotations

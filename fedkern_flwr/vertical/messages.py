@@ -74,8 +74,6 @@ def phase_parts(
 
 
 class VerticalDescribeReply(TableReply):
-    """Description of a party; ``rows`` are those with labels to learn from."""
-
     others: int  # rows of which it has features only
     named: bool  # whether its rows have ids; else they are numbered
 
@@ -95,7 +93,7 @@ class VerticalRequest(Message):
     delivered: int = 0
 
     def sum_specs(self, facts: VerticalFacts) -> list[SumSpec]:
-        """Declare the sums of the request, each received by one party; here none."""
+        """Declare the sums of the request; here none."""
         return []
 
 
@@ -149,7 +147,7 @@ class StepRequest(VerticalRequest, phase="vertical-step"):
 
 
 class StepReply(VerticalReply, phase="vertical-step"):
-    """The step is done; its contribution is in the sums."""
+    pass
 
 
 class TrainRequest(VerticalRequest, phase="vertical-train"):
@@ -199,7 +197,5 @@ class OutcomeRequest(VerticalRequest, phase="vertical-outcome"):
 
 
 class OutcomeReply(VerticalReply, phase="vertical-outcome"):
-    """Evaluation of the predictions."""
-
     # Of this party's held-out rows (see ``Yardstick.count``), empty if not asked.
     counts: Floats = array("counts", dtype="float64")

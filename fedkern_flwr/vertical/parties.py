@@ -44,11 +44,11 @@ class VerticalPlan:
     train, test : dict
         Active party -> its labelled and its held-out rows of the plan.
     rows : dict
-        Partition -> position of each row of the plan among its announced rows.
+        Partition -> announced position of each row of the plan.
     dropped : int
         Rows left out because some party lacks them.
     names : ndarray of uint64, shape (rows,)
-        The first half of each row's pseudonym.
+        First half of each row's pseudonym.
     """
 
     parties: tuple[int, ...]
@@ -72,7 +72,6 @@ class VerticalPlan:
         return sum(map(len, self.test.values()))
 
     def report(self) -> dict[str, Any]:
-        """Return the matching as plain values for a result file."""
         return {
             "active_parties": {
                 str(a): {"training_rows": len(self.train[a]), "held_out_rows": len(self.test[a])}
@@ -86,16 +85,7 @@ class VerticalPlan:
 def make_plan(
     parties: Sequence[VerticalDescribeReply], missing: MissingRows, *, predict: bool = False
 ) -> VerticalPlan:
-    """Match the rows of all parties.
-
-    Parameters
-    ----------
-    parties : sequence of VerticalDescribeReply
-        Descriptions of all parties.
-    missing : {"error", "drop-row"}
-        What to do with a row that some party lacks.
-    predict : bool (default: False)
-        Whether only held-out rows count.
+    """Match the rows of all parties; ``missing`` says what to do with a row that one lacks.
 
     Raises
     ------

@@ -7,10 +7,9 @@ cross-validation at the label holder, the width with the square loss in closed f
 
 References
 ----------
-Gu, Dang, Li and Huang, "Federated Doubly Stochastic Kernel Learning for Vertically Partitioned
-Data", 2020: the model and the objective. Keerthi and DeCoste, "A Modified Finite Newton Method for
-Fast Solution of Large Scale Linear SVMs", JMLR 6, 2005: Newton steps on the rows in the bend, with
-a line search.
+Gu, Dang, Li and Huang 2020 (FDSKL): the model and the objective. Keerthi and DeCoste, "A Modified
+Finite Newton Method for Fast Solution of Large Scale Linear SVMs", JMLR 6, 2005: Newton steps on
+the rows in the bend, with a line search.
 """
 
 from __future__ import annotations
@@ -85,7 +84,6 @@ class Kept:
     def make(
         cls, phases: Phases, multiple: int, intercept: bool, folder: Path | None = None
     ) -> Kept:
-        """Compute the features of phases at a width."""
         z = keep_features(phases, multiple, intercept=intercept, folder=folder)
         if len(z) >= 0.75 * z.shape[1]:  # the basis costs as much as a few equations
             return cls(z, None, intercept)
@@ -101,7 +99,6 @@ class Kept:
         return weights if self.basis is None else np.asarray(self.basis.T @ weights)
 
     def of(self, rows: NDArray[np.bool_]) -> Kept:
-        """Return a copy with some of the rows."""
         return Kept(self.z[rows], self.basis, self.intercept)
 
 
@@ -132,18 +129,10 @@ class Curvatures:
 
 @dataclass(frozen=True)
 class Problem:
-    """The objective.
+    """The objective of ``loss`` on features ``kept``; ``shares`` multiply the rows' losses.
 
-    Parameters
-    ----------
-    loss : {"square", "logistic", "smooth-hinge"}
-        L.
-    kept : Kept
-        Features of all rows.
-    targets, shares : ndarray of float64, shapes (n, k) and (n, 1)
-        y, and factors of the rows' losses.
-    equations : Equations, optional
-        Of all rows with non-zero shares; rows without a curvature may be subtracted from them.
+    ``equations`` cover all rows with non-zero shares; rows without a curvature may be subtracted
+    from them.
     """
 
     loss: Loss
@@ -161,20 +150,9 @@ class Problem:
         tolerance: float = TOLERANCE,
         steps: int = STEPS,
     ) -> Floats:
-        """Return the weights of the smallest objective, shape (R, k).
+        """Return the weights of the smallest objective, (R, k); parameters as in :func:`minimise`.
 
-        Parameters
-        ----------
-        regularization : float
-            lambda.
-        start : ndarray of float64, shape (R, k)
-            First weights.
-        known : Curvatures, optional
-            Of an earlier call with the same rows and shares; updated.
-        tolerance : float (default: 1e-4)
-            The search ends at steps that promise half the square of this.
-        steps : int (default: 100)
-            Most steps.
+        ``known`` are curvatures of an earlier call with the same rows and shares, and are updated.
 
         Raises
         ------
@@ -270,7 +248,6 @@ class Problem:
         return np.asarray((a.T @ linalg.cho_solve((factor, True), a @ slope) - slope) / penalty)
 
     def _bring_up(self, known: Curvatures, output: int, wanted: Floats) -> None:
-        """Update Z^T D Z of an output, by the rows with a changed curvature."""
         largest = LARGEST_CURVATURE[self.loss]
         if output not in known.matrices:
             full, begin = np.where(self.shares[:, 0] > 0.0, largest, 0.0), self.equations
@@ -311,7 +288,6 @@ def add_gram(
 
 
 def factorise(matrix: Floats, regularization: float) -> Floats:
-    """Return the lower Cholesky factor of matrix + lambda I."""
     shifted = matrix.copy()
     shifted[np.diag_indices_from(shifted)] += regularization
     try:
@@ -493,12 +469,8 @@ def fit(
 
     Parameters
     ----------
-    loss : {"square", "logistic", "smooth-hinge"}
-        L.
-    phases : ndarray of uint16 or uint32, shape (n, R)
-        Angles as integers.
-    targets : ndarray of float64, shape (n, k)
-        y.
+    loss, phases, targets, intercept, folder
+        As in :func:`minimise`.
     classes : int
         Number of classes, 0 for regression.
     seed : int
@@ -507,8 +479,6 @@ def fit(
         Candidates for m.
     regularizations : sequence of float (default: REGULARIZATIONS)
         Candidates for lambda. One of each: nothing is chosen.
-    intercept : bool (default: False)
-        Whether to add a constant feature.
     weights : ndarray of float64, shape (n,), optional
         Of rows, in losses and scores; for instance class weights.
     folds : int (default: 5)
@@ -517,8 +487,6 @@ def fit(
         Most rows of the sample.
     directions : int, optional
         Most directions in the cross-validation; default 500 for classes, 1000 for numbers.
-    folder : path, optional
-        For a file of features that exceed memory.
 
     Raises
     ------
@@ -620,7 +588,6 @@ class _Trials:
     def across(
         self, loss: Loss, multiple: int, regularizations: Sequence[float], folds: int
     ) -> Scores:
-        """Return scores over all rows, each predicted without its fold."""
         kept = Kept.make(self.phases, multiple, self.intercept)
         if loss == "square":  # closed forms of small lambda want float64
             kept = Kept(kept.z.astype(np.float64), kept.basis, kept.intercept)
@@ -672,7 +639,6 @@ class _Trials:
         return {(multiple, k): _score(f[held], *known, weights) for k, f in predictions.items()}
 
     def start(self, regularization: float, directions: int) -> Floats | None:
-        """Return a start for more directions with the outputs of a kept model, if any."""
         if regularization not in self.models:
             return None
         assert self.kept is not None
@@ -740,7 +706,6 @@ def add_equations(
 
 
 def shares_of(rows: int, weights: Floats | None, length: int | None = None) -> Floats:
-    """Return the factors of the rows' losses in their mean, shape (n, 1)."""
     if weights is not None:
         return weights[:, None] / rows
     return np.full((rows if length is None else length, 1), 1.0 / rows)

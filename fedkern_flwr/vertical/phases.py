@@ -5,19 +5,17 @@ omega_j^T x + b_j; its feature is sqrt(2 / R) times the cosine.
 
 Multiplying a phase by m modulo 2^bits gives the phase of frequency m omega_j and offset m b_j,
 which is as uniform as b_j. So one set of phases serves the Gaussian kernel at width gamma m^2 and
-the Laplacian kernel at gamma m for every integer ``multiple`` m; its holder can choose a width
-without another exchange. Rounding errors of an angle are multiplied by m, too: one party rounds by
-at most m pi / 2^bits.
+the Laplacian kernel at gamma m for every integer ``multiple`` m, and its holder can choose a width
+without another exchange. Rounding errors of an angle, at most pi / 2^bits per party, are multiplied
+by m, too.
 
 Doubly stochastic gradients sample rows and directions; their coefficients shrink.
 
 References
 ----------
-Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", 2007.
-Gu, Dang, Li and Huang, "Federated Doubly Stochastic Kernel Learning for Vertically Partitioned
-Data", KDD 2020, equation 7 and Algorithm 1.
-Dai, Xie, He, Liang, Raj, Balcan and Song, "Scalable Kernel Methods via Doubly Stochastic
-Gradients", NIPS 2014.
+Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", 2007. Gu, Dang, Li and Huang
+2020 (FDSKL), equation 7 and Algorithm 1. Dai, Xie, He, Liang, Raj, Balcan and Song, "Scalable
+Kernel Methods via Doubly Stochastic Gradients", NIPS 2014.
 """
 
 from __future__ import annotations
