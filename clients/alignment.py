@@ -72,7 +72,7 @@ class AlignmentClient(Client):
     freezes = False
     role = "party"
     pair_secrets: ClassVar[bool] = True
-    tells_values: ClassVar[bool] = False  # of ids only which of them two parties have
+    tells_values: ClassVar[bool] = False  # only which ids two parties share
     whole_cohorts: ClassVar[bool] = True
     enough_parties: ClassVar[int] = 2
 

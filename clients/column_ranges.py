@@ -43,7 +43,7 @@ from fedkern_flwr.wire.sums import Order
 
 from .table_client import as_numbers
 
-#: Own values that fill less than one part of so many of the common range are noted.
+#: Own values within less than 1 / this of the common range are reported.
 _NARROW = 50.0
 
 
@@ -127,7 +127,7 @@ class RangesClient(Client):
             )
         check_values(self.x, self.columns, self.name)
         self.units = dict(units or {})
-        own = Table(self.x[:, :0], None, ())  # of columns that are encoded
+        own = Table(self.x[:, :0], None, ())  # of encoded columns
         if self.encoder is not None:
             if self.ranges is not None:
                 raise OptionError(
@@ -225,7 +225,7 @@ class RangesClient(Client):
                 party=self.name,
                 code="FK-MESSAGE-SHAPE",
             )
-        if not self.kept.pin("asked", asked.digest):  # ever new ones would tell of single values
+        if not self.kept.pin("asked", asked.digest):  # varying bins would reveal single values
             raise refusal(
                 "another centre or other bins than before", self.name, code="FK-SETTINGS-CHANGED"
             )
@@ -268,7 +268,7 @@ class RangesClient(Client):
                 write_atomically(self.ranges, text.encode(), private=True)
             if self.scaling is not None:
                 d = len(low) - (request.labels and not self.own.kinds)
-                # the far corner of the unit cube, so that nothing is said of single rows
+                # the corner of the unit cube, which reveals nothing about rows
                 scaling = Scaling(low[:d], high[:d], float(np.sqrt(d)), *limits, request.clip)
                 write_atomically(self.scaling, scaling.to_json().encode(), private=True)
         except OSError:

@@ -96,7 +96,7 @@ class VerticalTable(PartyTable):
         self.identified = ids is not None or held_out[-1] is not None
         self.x_other = features[~known]
         self._ids = np.concatenate([self._ids, names[~known]])
-        if y is None:  # to a passive party no row is held out
+        if y is None:  # for a passive party no row is held out
             self.x_other = np.concatenate([self.x_other, self.x_test])
             self._ids = np.concatenate([names, self._ids[: self.tests]])
             self.x_test = self.x_test[:0]
@@ -199,7 +199,7 @@ def _together(rows: Positions) -> slice | Positions:
 _PINNED = ("kernel", "gamma", "phase_bits", "capacity")
 _ROOT_2 = np.sqrt(2.0)
 MOST_OUTPUTS = 1 << 10  # of a model
-LARGEST_LOSS = 100.0  # mean of a batch, beyond which as well; that of outputs of zero is at most 1
+LARGEST_LOSS = 100.0  # mean of a batch: beyond it the iteration has diverged; zero outputs have <= 1
 
 
 class VerticalKernelClient(TableClient):
@@ -331,7 +331,7 @@ class VerticalKernelClient(TableClient):
             self.sums.check_all(request.sum_specs(facts))
         return method(request)
 
-    # -- what the phases share
+    # -- settings and deliveries
 
     def _begin(self, request: wire.StepRequest) -> None:
         """Take the settings of a run, which are fixed by its first request.
@@ -344,7 +344,7 @@ class VerticalKernelClient(TableClient):
         kept, settings = self.kept, self.kept.settings
         asked = {name: getattr(request, name) for name in _PINNED}
         if "gamma" not in settings:
-            if not 0 <= request.capacity <= MOST_DIRECTIONS:  # a file of that width is made
+            if not 0 <= request.capacity <= MOST_DIRECTIONS:  # this decides the width of a file
                 raise refusal("phases that no run needs", code="FK-ORDER-SIZE")
             if request.model:
                 self._remember(request, asked)
@@ -418,11 +418,11 @@ class VerticalKernelClient(TableClient):
             return
         x, names = self.features_at(rows), self._names(rows)
         for owner, known, upto in request.wanted():
-            if owner == self.partition:  # what it will take when the sums come
+            if owner == self.partition:  # for the delivery of the sums
                 pending = {"rows": rows, "cuts": request.cuts, "known": known}
                 kept.arrays |= {f"pending {name}": array for name, array in pending.items()}
                 kept.settings |= {"pending upto": upto, "collection": request.collection}
-            else:  # of several active parties each opens the others' phases
+            else:  # several active parties open each other's phases
                 check_binary_columns(self.policy, np.vstack(self.table.parts), party=self.name)
             first = int(known.min())
             omega, offsets = self.directions(owner, first, upto)
@@ -439,7 +439,7 @@ class VerticalKernelClient(TableClient):
     def _take_delivered(self, request: wire.VerticalRequest) -> None:
         kept, settings, delivered = self.kept, self.kept.settings, self._delivered
         scores = delivered.get(f"scores/{self.partition}")
-        if scores is not None:  # for the iteration that a request finishes, this one or a later one
+        if scores is not None:  # for an iteration that this request or a later one finishes
             kept.arrays["scores"] = scores
         if not request.delivered or settings.get("taken", 0) >= request.delivered:
             return
@@ -473,7 +473,7 @@ class VerticalKernelClient(TableClient):
     @answers(wire.TrainRequest)
     def train(self, request: wire.TrainRequest) -> wire.TrainReply:
         """Fit the model here to the named rows' phases; predict the held-out rows."""
-        from fedkern_flwr.vertical.phase_training import fit  # with SciPy, for this message alone
+        from fedkern_flwr.vertical.phase_training import fit  # loads SciPy, for this only
 
         self._check_trained(request.rows)
         kept, upto = self.kept, request.directions
@@ -492,7 +492,7 @@ class VerticalKernelClient(TableClient):
                     weights=self._weights(request, y),
                     folder=self.store().path.parent,
                 )
-        except FedKernError as error:  # how far it came follows from labels
+        except FedKernError as error:  # the error depends on labels
             raise self.unfit(error) from None
         kept.arrays["alpha"] = chosen.weights[:upto] / np.sqrt(upto)
         kept.arrays["intercept"] = chosen.weights[upto:]
@@ -520,7 +520,7 @@ class VerticalKernelClient(TableClient):
             if request.scoring and size:
                 self._contribute_scores("outcome", owner, rows)
             elif owner == self.partition and size:
-                # what came from all owners, or this party's own where it is alone
+                # the sum over all owners, or this party's own scores if it is alone
                 total = self._delivered.get(f"outcome/{owner}")
                 scores = self._scores(rows) if total is None else total.reshape(size, -1)
                 calibration = request.calibration
@@ -562,7 +562,7 @@ class VerticalKernelClient(TableClient):
         if what == "scores" and receiver not in self.kept.settings.get("owners", ()):
             raise refusal("scores for a party that learns nothing", code="FK-ASKED-MORE")
         outputs, rest = divmod(self.sums.order(name).length, max(1, len(rows)))
-        if rest or outputs > MOST_OUTPUTS:  # a party without labels knows no other limit
+        if rest or outputs > MOST_OUTPUTS:  # the only limit that a party without labels knows
             raise refusal("scores of too many classes", code="FK-ORDER-SIZE")
         self.note_rows(name, self.places(rows), each=True)
         if self.role == ACTIVE:
@@ -634,7 +634,7 @@ class VerticalKernelClient(TableClient):
         if not request.count or not table.labelled or not len(rows):
             return np.zeros(0)
         self._check_counted(tests)
-        # streaming judges several models of a run; the parties with labels have made them
+        # streaming evaluates several models of a run; the parties with labels made them
         named: Any = {"judged": judged, "once": isinstance(request, wire.TrainRequest)}
         told = self.outcomes(tests, predictions, request.bins, alone=True, **named)
         return told if told.any() else told[:0]

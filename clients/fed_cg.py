@@ -55,7 +55,7 @@ from .fed_cg_kernel import HospitalKernel, HybridTable, KernelRows, RunState
 from .table_client import Floats, TableClient
 
 BASES = ("landmarks", "fourier")
-#: Landmarks that are drawn at once in deployments: fewer are the first of them, in all runs.
+#: Landmarks drawn at once in deployments: smaller numbers are the first of these, in all runs.
 SEQUENCE = 400
 _SETTINGS = ("kernel", "landmarks", "basis", "sampling")
 _UNIT = 1.0 + 1e-9
@@ -209,7 +209,7 @@ class HybridKernelClient(TableClient):
         kept = self.kept
         if kept.begun:
             return
-        stated = self.landmark_seed is not None  # then every engine draws the same
+        stated = self.landmark_seed is not None  # then all engines draw the same
         kept.settings["sequence"] = 0 if self.simulated or stated else SEQUENCE
         if request.model:
             self._remember(request)
@@ -287,10 +287,10 @@ class HybridKernelClient(TableClient):
             raise self.wrong(
                 "moments are asked for of landmarks that need none", code="FK-ASKED-MORE"
             )
-        # a row that two hospitals name counts once: five times one would be no rare row
+        # a row that two hospitals name counts once: repeated five times it would not be rare
         positions = np.unique(request.training_positions)
         for name in self._declared(request, len(positions)):
-            self.secure_sums.order(name)  # moments leave in a sum only: else no row is looked at
+            self.secure_sums.order(name)  # refuses without a sum, before any row is read
             self._note(name, positions)
             self._check_share(positions)
             x = merge_rows(self.table.in_order(self.places(positions)), self.policy.min_sum_rows)
@@ -311,12 +311,12 @@ class HybridKernelClient(TableClient):
         if request.sealed_seed.size:
             place = ("landmarks", session, self.block, other, self.partition)
             made = unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
-        elif other >= 0:  # two holders need no exchange for it
+        elif other >= 0:  # two holders derive it without an exchange
             made = derive_key(self.pair_secret(other), "landmarks", session, self.block)
         made = made or self._own_secret()
         if holders > 1:
             _, gone = self._shared.take(made, holders, lasting=False)
-            self.kept.settings["passing"] = gone and holders == 2  # others derive it anew
+            self.kept.settings["passing"] = gone and holders == 2  # a later run derives another one
         return made
 
     @property
@@ -403,7 +403,7 @@ class HybridKernelClient(TableClient):
                 name = wire.distances_sum(hospital, start, None)
             if not self._ordered(name):
                 continue
-            if hospital == self.partition:  # adds its own block by itself
+            if hospital == self.partition:  # its own block is added later
                 self._note_centres(name, whole=whole or start >= train)
                 self.secure_sums.contribute_nothing(name)
             elif whole and (self.role != CENTRE or (all_rows[:train] < 0).any()):
@@ -422,7 +422,7 @@ class HybridKernelClient(TableClient):
         Centres state their number of columns when they sign their keys of the run.
         """
         state = self.secure_sums.party.state
-        self.kept.settings["of"] = name.partition("#")[0]  # only its totals are taken
+        self.kept.settings["of"] = name.partition("#")[0]  # only totals of this sum are used
         if not whole:
             self.record.beside = {}
         elif name.endswith("#0"):
@@ -488,7 +488,7 @@ class HybridKernelClient(TableClient):
         train = self.table.rows
         rows = np.arange(train + self.table.tests, dtype=np.int32)
         self._pin_rows(self.partition, train, rows)
-        if "rows" not in self.kept.arrays:  # else the request has come again
+        if "rows" not in self.kept.arrays:  # otherwise the request is repeated
             self._begin_rows(request, rows, train, alone=True)
 
     def _begin_rows(
@@ -574,7 +574,7 @@ class HybridKernelClient(TableClient):
                 "other widths or folds are asked for than before in this run",
                 code="FK-ORDER-CHANGED",
             )
-        # of counts that are the first: others may be guesses
+        # only for the first counts: repeated guesses would reveal labels
         return self._class_weights(request)
 
     def _folds(self, rows: NDArray[Any], folds: int) -> NDArray[np.intp]:
@@ -632,7 +632,7 @@ class HybridKernelClient(TableClient):
                 f"min_own_rows = {policy.min_own_rows}: a fold has {own}", code="FK-POLICY-OWN-ROWS"
             )
         if not self._ordered(name):
-            return  # a single hospital that allows it
+            return  # a single hospital, which allows it
         others = [rows // folds for rows in self.secure_sums.rows(name)]
         least = policy.least_parties(self.enough_parties)
         if sum(rows > 0 for rows in others) < least:
@@ -686,8 +686,8 @@ class HybridKernelClient(TableClient):
             columns = np.hstack([columns, request.factor])
         found = self.kernel.predict(columns, request.gammas)
         predictions, spread = found[:, :outputs], found[:, outputs:]
-        if not table.classes:  # no label is beyond its bound
-            predictions = np.nan_to_num(predictions)  # whether they are numbers must not show
+        if not table.classes:  # labels are within their bound
+            predictions = np.nan_to_num(predictions)  # NaN must not show
             predictions = np.clip(predictions, -table.label_bound, table.label_bound)
         tests = self.places(asked) - table.rows
         deviations = np.zeros((len(tests), 0))
@@ -697,7 +697,7 @@ class HybridKernelClient(TableClient):
         if not request.count:
             return wire.CoefficientsReply(plain=())
         total = OUTCOMES if self._ordered(OUTCOMES) else ""
-        trained = self.record.helped or self.simulated  # which forgets it when a run breaks off
+        trained = self.record.helped or self.simulated  # lost when a simulation breaks off
         counts = self.outcomes(tests, predictions, request.bins, total=total, trained=trained)
         model = (request.coefficients, request.gammas)
         return wire.CoefficientsReply(plain=self._add(OUTCOMES, counts, *model))
@@ -712,7 +712,7 @@ class HybridKernelClient(TableClient):
         """
         table, kept = self.table, self.kept
         orders = {} if self.sums is None else self.sums.orders
-        kernel = kept.settings.get("kernel", "rbf")  # moments come before there is one
+        kernel = kept.settings.get("kernel", "rbf")  # the moments come before the kernel
         budget, signed = None, list[tuple[int, int]]()
         if orders and kept.fourier and kept.settings["model"] == self.session:
             state = self.secure_sums.party.state

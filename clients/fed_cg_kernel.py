@@ -148,7 +148,7 @@ class RunState(KeptState):
             return {}
         if settings.get("passing") or not (spreads or gammas.shape[1] == 1):
             return {}
-        drawn = max(self.landmarks, settings["sequence"])  # fewer are the first of these
+        drawn = max(self.landmarks, settings["sequence"])  # smaller numbers are the first of these
         drawn_as = [settings["kernel"], settings["sampling"]]
         about = json.dumps([*drawn_as, drawn, spreads, base.tolist()])
         landmarks = np.vstack([ranges.T, *self.arrays.get("moments", ())])
@@ -228,12 +228,12 @@ class HospitalKernel:
         kept = self.kept
         for name, total in delivered.items():
             of, _, start = name.partition("#")
-            if of != kept.settings.get("of") or int(start) != kept.done:  # another, or once more
+            if of != kept.settings.get("of") or int(start) != kept.done:  # another or a repeated sum
                 continue
             try:
                 found = CIRCLE.decode(total, 1) if kept.fourier else total
                 self._absorb(found.reshape(-1, kept.summed))
-            except StateError:  # the rows before are gone: the next step asks for all of them
+            except StateError:  # the rows before are gone: the next step requests all rows
                 kept.settings["done"] = -1
         while kept.settings.get("alone") and kept.done < kept.total:
             part = next(row_chunks(kept.total - kept.done, kept.landmarks))

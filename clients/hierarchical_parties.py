@@ -34,7 +34,7 @@ from fedkern_flwr.solvers.local_solvers import balanced_weights, solve_local, to
 
 from .table_client import PartyTable
 
-#: What a user keeps of each output.
+#: What a user stores per output.
 _STACKED = ("model", "dual", "counted", "rho", "sigma", "memory", "group_center", "group_dual")
 _COORDINATES = ("mean", "deviation", "ridge")
 _OF_ROWS = ("features", "gamma", "feature_seed")
@@ -248,7 +248,7 @@ class UserRows:
                 k, weights = output % classes, self._weights(output % classes)
                 c, before = tried[output // classes % len(tried)], output - classes
                 starts = memory[output : output + (not cold)]
-                if hinge and before >= fold * each:  # the duals of two C are about as these
+                if hinge and before >= fold * each:  # the duals of two C are nearly proportional
                     near = kept[before] * (c / tried[before // classes % len(tried)])
                     starts = np.stack([near] if cold else [*starts, near])
                 model, found = solve_local(
@@ -423,7 +423,7 @@ def lead(
         The labels do not fit the loss.
     """
     own, found = kept.settings, kept.arrays
-    order = np.argsort(held)  # that of the table: a repeated run has the same messages
+    order = np.argsort(held)  # table order: a repeated run then has the same messages
     rows = held[order]
     leader = LabelOwner(own["loss"], y[rows], own["c"], 0, numbers=rows)
     if "sent" in found:

@@ -40,13 +40,13 @@ from .table_client import TableClient
 Role = Literal["user", "agent", "owner"]
 _NUMBERED = (wire.IterationRequest, wire.StepRequest)
 _POSITIVE = ("c", "rho", "sigma", "next_sigma", "relaxation")
-#: Settings of a run that stay as they are.
+#: Settings that are fixed in a run.
 _PINNED = ("loss", "c", "features", "gamma", "feature_seed", "rows", "folds")
 _PINNED_PRIVATE = ("features", "gamma", "feature_seed", "iterations")
 _PINNED_PLAN = ("agent", "owner", "rows", "all_rows")
 _SAME_RELEASE = "run the same release on both sides"
 _KEPT = ".model"
-#: Names of the agents' total, one for each kind of masks.
+#: Names of the agents' total, one per kind of masks.
 _TOTALS = (wire.AGENTS_SUM, wire.LEFT_SUM)
 
 
@@ -144,7 +144,7 @@ class SVMClient(TableClient):
                 code="FK-ROLE-DATA",
             )
 
-    # -- what the base asks for
+    # -- interface of the base class
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
         found: Any = super().handlers()
@@ -196,7 +196,7 @@ class SVMClient(TableClient):
         state.store(self.context)
         if self.role == OWNER or not self.table.y.size:
             return reply
-        nobody = np.zeros((0, 2), np.uint64)  # in a horizontal split nobody joins rows
+        nobody = np.zeros((0, 2), np.uint64)  # in a horizontal split no rows are joined
         return replace(reply, ids=nobody, spelled=nobody)
 
     def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
@@ -232,7 +232,7 @@ class SVMClient(TableClient):
                 raise refusal(f"{name} that is no positive number", code="FK-MESSAGE-FIELD")
         if isinstance(request, wire.PlanRequest) and (
             not self.shows_rows or request.agent == request.owner
-        ):  # who is both weighs one row by 1 and all others by 0, and reads it in the sum
+        ):  # one party in both roles could weigh one row by 1, all others by 0, and read it
             raise refusal(
                 "sums of columns from a user with labels, or for one party in two roles",
                 code="FK-ASKED-MORE",
@@ -543,7 +543,7 @@ class SVMClient(TableClient):
     @answers(wire.GradientRequest)
     def add_gradient(self, request: wire.GradientRequest) -> wire.GradientReply:
         self._take_up(request, gradients.GRADIENT_SUM)
-        self.kept.settings["helped"] = True  # to make a model, which may then be judged
+        self.kept.settings["helped"] = True  # trained: the model may be evaluated
         rows = gradients.shortened(self.user.learned[0])
         found = gradients.gradient(request.loss, rows, self.table.y, request.model)  # type: ignore[arg-type]
         release = asked(str(request.round), request.model)
@@ -642,7 +642,7 @@ class SVMClient(TableClient):
         if request.message and wire.GROUP_SUM in orders:
             place, held = ("message", request.message_round), self._held(learned)
             message = self.unseal(owner, request.message, (len(held), width), *place)
-            order = np.argsort(held)  # that of the table: the same bits in each run
+            order = np.argsort(held)  # table order: the same bits in each run
             message = message[order]
             to_agent = x[learned][order].T @ message
             self._multiplied = asked("visit", message, found["mean"], found["deviation"])
@@ -686,7 +686,7 @@ class SVMClient(TableClient):
         own, found = self.kept.settings, self.kept.arrays
         if request.kind == "start":
             for user in request.users.tolist():
-                self.pair_secret(user)  # what fails later would cost the plan nothing
+                self.pair_secret(user)  # fail now, before the plan is fixed
             self._pin_plan(request)
             names = ("take", "users", "sizes", "place")
             found |= {name: getattr(request, name) for name in names}
@@ -699,7 +699,7 @@ class SVMClient(TableClient):
             try:
                 held = self._held(slice(own["rows"]))
                 parties.lead(self.kept, request, self.table.y, held, last)
-            except OptionError as error:  # which follows from labels
+            except OptionError as error:  # the error depends on labels
                 raise self.unfit(error) from None
         return wire.OwnerReply(
             model=bool(own["model"]),
@@ -757,7 +757,7 @@ class SVMClient(TableClient):
         ]
         return np.frombuffer(b"".join(sealed), np.uint8)
 
-    # -- predictions with a model that was saved: parts of that of a vertical split stay with nodes
+    # -- predictions with a saved model; in a vertical split nodes keep its parts
 
     def _keep_part(self, **arrays: NDArray[Any]) -> None:
         path = self.state_path(self.session, _KEPT)

@@ -34,7 +34,7 @@ class KernelPCAClient(MethodClient):
     def add_rest(self, mean: Floats, components: Floats, **kernel: Any) -> dict[str, Any]:
         """Return the variance of held-out rows, and the part not explained."""
         z = features_of(self.x_test, **kernel) - mean
-        # whatever mean and components are
+        # for any mean and components
         whole = np.nan_to_num(np.vecdot(z, z), nan=4.0).clip(0.0, 4.0)
         kept = np.nan_to_num(((z @ components.T) ** 2).sum(axis=1)).clip(0.0, whole)
         return {"left": float((whole - kept).sum()), "all": float(whole.sum())}
@@ -43,7 +43,7 @@ class KernelPCAClient(MethodClient):
     def project(self, mean: Floats, components: Floats, **kernel: Any) -> None:
         """Project the rows, and write and plot the result here."""
         scores = (features_of(self.x, **kernel) - mean) @ components.T
-        scores = np.nan_to_num(scores).clip(-_FAR, _FAR)  # or whether they can be drawn would show
+        scores = np.nan_to_num(scores).clip(-_FAR, _FAR)  # an error of the plot would show
         names = [f"component {k + 1}" for k in range(len(components))]
         self.write_rows("projections", names, scores)
         self.scatter("projections", scores)

@@ -34,7 +34,7 @@ from .pof_mkl_samples import Predictions, StreamAccount
 
 logger = logging.getLogger("fedkern_flwr")
 
-#: What predictions with a model depend on beside its arrays: a node compares it.
+#: Besides its arrays, what predictions with a model depend on; a node compares it.
 _OF_KERNELS = (
     "bandwidths",
     "features",
@@ -58,7 +58,7 @@ _OF_RIDGES = (
 )
 
 
-_WEIGHTS = ".weights"  # end of the file of what predictions need of a run
+_WEIGHTS = ".weights"  # ending of the file for predictions with a run's model
 
 
 class OnlineKernelClient(Client):
@@ -199,7 +199,7 @@ class OnlineKernelClient(Client):
 
     @answers(wire.RidgeRequest)
     def train_ridges(self, request: wire.RidgeRequest) -> wire.RidgeReply:
-        # noise hides single rows anyway, and a merge could move more rows than one
+        # noise hides single rows anyway, and merging could move more rows than one
         least = 0 if self.budget else self.policy.min_sum_rows
         total = pof_rls.learn_samples(request, self.kept, self._rows, least)
         return wire.RidgeReply(total=total, **self.kept.report())
@@ -304,7 +304,7 @@ class OnlineKernelClient(Client):
         """Refuse sums that the request does not declare, or that noise would not hide."""
         specs = []
         if name := request.sum_name:
-            if set(sums.orders) != {name}:  # what fails would tell of rows, for nothing
+            if set(sums.orders) != {name}:  # else errors could reveal something about rows
                 raise refusal(
                     "values of rows are asked for outside of their sum",
                     self.name,
@@ -360,7 +360,7 @@ class OnlineKernelClient(Client):
             )
         columns, (start, stop), last = self.x.shape[1], request.rows(), None
         if isinstance(request, wire.RidgeRequest) and start < request.step:
-            raw = ridge.numbers(columns + 1) if request.raw else 0  # of the message's own rows
+            raw = ridge.numbers(columns + 1) if request.raw else 0  # of the message's rows
             last = request.step, raw + wire.STATISTICS
         self.windows[wire.UPDATE_SUM] = start, stop, last
         self.note_window(start, stop)
@@ -376,7 +376,7 @@ class OnlineKernelClient(Client):
         if self.sums is None or self.count_mode == "off":
             return
         order, hidden = self.sums.order(wire.UPDATE_SUM), stop - start
-        if self.simulated or self._pinned:  # else a server may have invented the others
+        if self.simulated or self._pinned:  # otherwise a server may have invented the other clients
             rows, hides = self.sums.hidden(order, 1.0, start=start, stop=stop)
             hidden = rows[self.partition] + hides.kept
         problem = too_wide(width, hidden)
@@ -390,7 +390,7 @@ class OnlineKernelClient(Client):
         if self.budget is not None and not self.simulated and state.kept:
             account = state.opened(self.state_class)
             error = account.total / max(1.0, account.samples)
-            log = logging.getLogger("flwr")  # which a node's log shows
+            log = logging.getLogger("flwr")  # shown in a node's log
             log.info("own mean squared error, told to nobody: %.3g", error)
         return super().forget(state)
 
@@ -400,7 +400,7 @@ class OnlineKernelClient(Client):
         vector = np.zeros(order.length)
         try:
             report.add_to(vector[: -wire.STATISTICS])
-        except (ValueError, IndexError):  # of a request whose fields contradict each other
+        except (ValueError, IndexError):  # the request's fields contradict each other
             raise refusal("the length of a sum", self.name, code="FK-ORDER-TERMS") from None
         grown = self.kept.uncounted(report.statistics(), order.index, order.counted)
         vector[-wire.STATISTICS :] = grown
@@ -446,7 +446,7 @@ class OnlineKernelClient(Client):
         inputs = network.project(x, widths[0], request.seed)
         return network.adapt(request.parameters, widths, inputs, y, request.inner_step)
 
-    # -- predictions after a run: the weights that a node keeps of it, the file that it writes
+    # -- predictions after a run: the weights that a node kept, the file that it writes
 
     def _law(self, request: Any) -> str:
         """Return a digest of the public facts that determine a run's weights."""

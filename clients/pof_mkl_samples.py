@@ -29,9 +29,9 @@ from fedkern_flwr.online.learning import (
 from fedkern_flwr.seeding import derive_seed, uniform
 
 _OWN = "own learner "
-_CHUNK = 256  # rows predicted at once when there is no order to keep
+_CHUNK = 256  # rows predicted at once
 
-# -- what a client of the online methods remembers of its stream
+# -- state of a client of the online methods
 
 
 def _none() -> Floats:
@@ -140,7 +140,7 @@ class StreamAccount:
         return {**self.errors(), "regret": self.regret, "largest_loss": float(self.largest)}
 
 
-# -- what a client of the online methods makes of the samples of one message
+# -- computations on the samples of a message
 
 
 class Predictions(NamedTuple):
@@ -150,7 +150,7 @@ class Predictions(NamedTuple):
     kernels: Floats  # (B, N)
     squared: Floats  # (B, N)
     losses: Floats  # (B, N)
-    y: Floats  # (B,), without the centre
+    y: Floats  # (B,), centred
 
 
 def message_features(request: wire.DictionaryRequest, dimension: int) -> FeatureMap:

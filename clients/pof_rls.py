@@ -63,7 +63,7 @@ class Bank:
         return found.reshape(self.many, len(y))
 
 
-Rows = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]  # from one on, and how many
+Rows = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]  # first sample, number of samples
 
 
 def learn_samples(
@@ -82,7 +82,7 @@ def learn_samples(
     if not 0 <= request.window <= request.step:
         raise ProtocolError("its sums are of no rows of the message", code="FK-MESSAGE-FIELD")
     x, y = stream(request.window, request.step - request.window + request.samples)
-    before = len(y) - request.samples  # a stream has none of messages in which it had no part
+    before = len(y) - request.samples  # a stream has no rows of skipped messages
     y = np.asarray(y, np.float64) - request.centre
     raw, features = ridge.raw_rows(x[before:]), _features(request, x)
     banks = _banks(request, account, x.shape[1])
@@ -90,7 +90,7 @@ def learn_samples(
     hedge, new = Hedge(account.losses, account.gap), y[before:]
     awake = _awake(banks, request.samples)
     for bank in banks:
-        if before and bank.on_features and not bank.own:  # learned before, and not sent back yet
+        if before and bank.on_features and not bank.own:  # learned before, but not received yet
             bank.learners.learn(bank.rows(raw, features[:, :before]), y[:before])
     found = np.concatenate([bank.learn(raw, features[:, before:], new) for bank in banks])
     found = found.clip(-request.centre, 1.0 - request.centre)
@@ -107,7 +107,7 @@ def learn_samples(
     account.own = [part for bank in banks if bank.own for part in _kept(bank)]
     sums = []
     if request.raw:
-        from fedkern_flwr.encoding.encoder import merge_rows  # which takes long to import
+        from fedkern_flwr.encoding.encoder import merge_rows  # slow to import
 
         raw = ridge.raw_rows(merge_rows(x[before:], least))
         sums.append(ridge.sums(raw, new, ridge_plan.scale(len(new))))

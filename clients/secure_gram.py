@@ -143,7 +143,7 @@ class GramClient(Client):
     freezes_apart = True
     state_class = Released
     labels_of_row = 0
-    #: A node may hold a single user, whom the other nodes' users hide.
+    #: A node may hold a single user, hidden by the other nodes' users.
     records: ClassVar[bool] = False
 
     def __init__(
@@ -263,7 +263,7 @@ class GramClient(Client):
             own = (liked_items(self.x, row) for row in range(len(users)))
             ranks, steps = ranks.tuned(own, summed=summed, fewest=fewest)
             if sum(n >= fewest for n in self.secure_sums.rows(name)) < 2:
-                steps = 0  # of this node alone
+                steps = 0  # a mean over one node would reveal its choice
         totals = np.zeros(len(RANKING) + 2)
         totals[-1] = len(users) * steps / recommenders.MOST_STEPS
         for row, liked, scores in self._rank(ranks):
@@ -295,7 +295,7 @@ class GramClient(Client):
         if path is not None:
             recommenders.write_recommendations(path, lines)
 
-    # -- what is released once
+    # -- what is released only once
 
     def _open_session(self, request: DescribeRequest) -> None:
         """Restore which sums this node has helped to open, whatever the server says."""
@@ -441,7 +441,7 @@ def read_rows(values: Any, what: str, party: str) -> Rows:
         from scipy.sparse import csr_array
 
         rows: Rows = csr_array(values)
-        if rows.dtype.kind in "biu":  # entries of one place are added
+        if rows.dtype.kind in "biu":  # duplicate entries are summed
             rows = rows.astype(np.int64)
     else:
         rows = np.atleast_2d(np.asarray(values))
@@ -471,7 +471,7 @@ def liked_items(x: Rows, row: int) -> NDArray[np.intp]:
     return np.sort(x.indices[part][x.data[part] != 0]).astype(np.intp)
 
 
-# -- what a node makes of the kernel: ranks of all items for each user
+# -- ranks of all items for each user
 
 
 def read_recommender(request: wire.RecommendRequest, columns: int) -> Recommender:

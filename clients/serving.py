@@ -20,11 +20,11 @@ from fedkern_flwr.node.failures import reported
 from fedkern_flwr.node_config import renew
 from fedkern_flwr.transport import packed
 
-# -- mods of Flower's beside ours: those that only look are shown messages that they can count
+# -- Flower mods besides ours: mods that only inspect get messages that they can count
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
-#: They clip or add noise to what a node answers, which is masked or counted on by others.
+#: They clip or add noise to a node's answers, which are masked or summed.
 _CHANGING = ("LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod")
 
 
@@ -103,7 +103,7 @@ def _stand_in(record: Any) -> Any:
     return record
 
 
-# -- serving our clients from an app: what goes wrong while a node is built is told to the server
+# -- the app of our clients: the server sees errors in building a node
 
 logger = logging.getLogger("flwr")
 

@@ -38,7 +38,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 WAIT = 30.0
 _RECORD = "fedkern-stream"
-_LOOKED_AT = 20  # rows by which columns of two values are told
+_LOOKED_AT = 20  # rows that decide which columns are binary
 
 
 @dataclass
@@ -145,10 +145,10 @@ class StreamClient(OnlineKernelClient):
         else:
             self.source = IteratorSource(stream, columns)
         self.kept: PlacedAccount
-        self._found: Found | None = None  # rows of the message at hand
+        self._found: Found | None = None  # rows of the current message
         self._request: Any = None
 
-    # -- what the run is told
+    # -- description
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Describe the stream, with as many rows as requested.
@@ -165,7 +165,7 @@ class StreamClient(OnlineKernelClient):
         self.context.state[_RECORD] = ConfigRecord({"binary": binary})
         self.x, self.y = self._scaled(found)
         reply = replace(super().describe(request), rows=ROWS)
-        self.x, self.y = self.x[:0], self.y[:0]  # they have not taken part
+        self.x, self.y = self.x[:0], self.y[:0]  # these rows are not used yet
         return reply
 
     @property

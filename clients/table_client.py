@@ -37,7 +37,7 @@ from fedkern_flwr.table_parties import TableReply
 from fedkern_flwr.tables import take_frame
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 
-# -- A private file of a run on a node, for what is too large to travel with its state
+# -- a private file of a run on a node, for data too large for its state
 
 
 class RunFile:
@@ -67,7 +67,7 @@ class RunFile:
             self.path.parent.rmdir()
 
 
-# -- A party's table in a vertical or hybrid split: checked once, joined by pseudonyms
+# -- a party's table in a vertical or hybrid split: checked once, joined by pseudonyms
 
 Floats = NDArray[np.float64]
 Ids = Sequence[Any] | NDArray[Any]
@@ -146,7 +146,7 @@ class PartyTable:
             raise self._bad(
                 f"{features} features have {len(self.columns)} names", code="FK-COLUMN-NAMES"
             )
-        # of a session: hashes of the rows, and the order that sorts them
+        # of the session: hashes of the rows, and the order that sorts them
         self._known: tuple[str, NDArray[np.uint64], NDArray[np.intp]] | None = None
 
     @property
@@ -344,7 +344,7 @@ def as_numbers(values: ArrayLike, what: str, party: str, remedy: str | None = No
     """Return values as float64; TableError if they are not numbers."""
     try:
         return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):  # whose text quotes a value
+    except (TypeError, ValueError):  # its text quotes a value
         problem = f"{what} that are not numbers"
         raise TableError(problem, remedy=remedy, party=party, code="FK-COLUMN-NUMBERS") from None
 
@@ -353,7 +353,7 @@ def _length(*columns: Any) -> int:
     return next((len(column) for column in columns if column is not None), 0)
 
 
-# -- what the clients share whose rows are joined by ids: their table, and what they say of it
+# -- common parts of clients with rows joined by ids: table and description
 
 logger = logging.getLogger("fedkern_flwr")
 _SHOWN = (
@@ -374,9 +374,9 @@ class TableClient(Client):
 
     pair_secrets: ClassVar[bool] = True
     enough_parties: ClassVar[int] = 2
-    #: What helps where ids come without a key.
+    #: Remedy for ids without a key.
     without_key: ClassVar[str] = ""
-    #: Ending of the file that the node keeps while a run lasts.
+    #: Ending of the node's file during a run.
     run_file: ClassVar[str] = ""
     table: Any
 

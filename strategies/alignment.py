@@ -69,7 +69,7 @@ class AlignIds(Method):
         self.overlaps_: dict[int, Overlap] = {}
         self._fingerprints: dict[int, str] = {}
 
-    # -- what a method tells about itself
+    # -- what a method reports
 
     def privacy(self) -> dict[str, Any]:
         return {
@@ -110,7 +110,7 @@ class AlignIds(Method):
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
         """Send the lists round the ring, make tags of them, count what parties share."""
         sizes = {p.partition: p.rows + p.test_rows for p in parties}
-        lists = dict.fromkeys(sizes, np.zeros(0, np.uint8))  # by who gets them next
+        lists = dict.fromkeys(sizes, np.zeros(0, np.uint8))  # by their next receiver
         self.planned = len(sizes) + 1
         for hop in range(len(sizes)):
             asked = {p: wire.HopRequest(hop=hop, received=lists[p]) for p in sizes}

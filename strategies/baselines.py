@@ -64,7 +64,7 @@ class OFSKL(KernelLearning, OnlineStrategy, PrivateMethod):
 
 # -- vM-KOFL and eM-KOFL: one vector of weights over the kernels for all clients
 
-_UNIFORM_SHARE = 0.1  # eM-KOFL draws kernels from the weights mixed with 10 % uniform
+_UNIFORM_SHARE = 0.1  # eM-KOFL samples kernels from the weights mixed with 10 % uniform
 _LOSSES = ("the loss of every kernel at each client",)
 
 
@@ -136,7 +136,7 @@ class EMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
         )
 
 
-# -- local only: every client learns by itself, the yardstick for federation
+# -- local only: every client learns by itself, the baseline for federation
 
 
 class LocalOnly(KernelOptions, OnlineStrategy):

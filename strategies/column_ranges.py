@@ -99,7 +99,7 @@ class ColumnRanges(Method):
         self.ranges_: dict[str, Floats] = {}
         self.encoders_: dict[str, Encoder] = {}
 
-    # -- what a method tells about itself
+    # -- what a method reports
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
         blocks = {block: list(holders) for block, holders in self.blocks_.items()}

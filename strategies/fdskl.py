@@ -32,8 +32,8 @@ from fedkern_flwr.vertical.phase_training import (
 from fedkern_flwr.vertical.phases import MOST_DIRECTIONS, StepSchedule, draw_batch, step_size
 from fedkern_flwr.wire import DescribeReply
 
-_BASE_SHARE = 4.0  # the widths tried begin at 1 / (this times the number of columns)
-_KEPT = 1  # the parties keep what belongs to a one-shot run under this number
+_BASE_SHARE = 4.0  # the first candidate width is 1 / (this times the number of columns)
+_KEPT = 1  # the parties save the state of a one-shot run under this number
 _CHUNK = 1 << 22  # phases of a sum
 _MESSAGE = 256 << 20  # bytes of phases in a message
 _NO_ROWS, _NOTHING = np.zeros(0, np.int64), np.zeros(0, np.int32)
@@ -42,9 +42,9 @@ _OF_MODEL = ("schedule", "loss", "kernel", "phase_bits", "missing")
 Rows = NDArray[np.int64]
 Schedule = Literal["one-shot", "streaming"]
 
-#: Steps that learn fast and stayed stable, measured with r = 16 on two data sets.
+#: Fast and stable steps, measured with r = 16 on two data sets.
 _STEP: dict[str, float] = {"square": 0.5, "logistic": 4.0, "smooth-hinge": 2.0}
-#: Options of streaming alone -> what they are where nothing is said.
+#: Options of streaming only -> their defaults.
 _STREAMING: dict[str, Any] = {
     "directions": 16,
     "batch": 64,
@@ -204,7 +204,7 @@ class FDSKL(Judges):
         self.upto_: dict[int, int] = {}
         self._rows = ""
 
-    # -- what options stand for
+    # -- defaults of options
 
     @property
     def chosen_loss(self) -> Loss:
@@ -265,7 +265,7 @@ class FDSKL(Judges):
         smaller = "" if self.solves else "a smaller --step or "
         return f"it has not converged: try {smaller}more --rounds"
 
-    # -- what a method tells about itself
+    # -- what a method reports
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
         meta = {
@@ -455,12 +455,13 @@ class FDSKL(Judges):
 
     # -- streaming: doubly stochastic gradients, an iteration per exchange
     #
-    # The exchange that brings the active parties the phases of one batch asks for those of the
-    # next. Where a single party is active and nothing is said of steps, it makes the last model of
-    # the phases that it has by then, as one-shot does: of the rows of the last half of the batches
-    # and the directions of the first half. The iterations are then what the error on the way is of.
-    # With several active parties f is summed over them in between: an iteration begins two
-    # exchanges before it ends, and they overlap.
+    #
+    # The exchange that brings the active parties the phases of one batch requests those of the
+    # next. If there is one active party and no option sets steps, it fits the final model to the
+    # phases that it has received, as one-shot does: rows of the last half of the batches,
+    # directions of the first half. The iterations then serve only for the reported errors on the
+    # way. With several active parties f is summed over them in between: an iteration takes two
+    # exchanges, and iterations overlap.
 
     @property
     def _lag(self) -> int:
@@ -560,7 +561,7 @@ class FDSKL(Judges):
                 found = self._metrics(counts)
                 metrics |= found
             if tested is not None:
-                spent += self._spent - before  # that of the exchange that asked for their phases
+                spent += self._spent - before  # of the exchange that requested their phases
                 row = _evaluation_row(found, self._spent - spent) if found else {}
             state = {"iteration": done, "metrics": metrics, "multiple": self.multiple_}
             state["evaluated"] = spent.tolist()
@@ -571,7 +572,7 @@ class FDSKL(Judges):
     def _spent(self) -> NDArray[np.float64]:
         return np.array([self.ledger_.seconds, self.ledger_.bytes_up])
 
-    # -- predictions with a model that was saved
+    # -- predictions with a saved model
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> FDSKL:
@@ -601,8 +602,8 @@ class FDSKL(Judges):
             self.leaders = tuple(meta["leaders"])
             actives, allowed = set(self.plan_.actives), set(meta["actives"])
             same = self._columns == meta["columns"]
-            same = same and self._tables() == meta.get("tables", self._tables())  # if it tells
-            if not same or not set(self.leaders) <= actives <= allowed:  # who was passive stays so
+            same = same and self._tables() == meta.get("tables", self._tables())  # perhaps old
+            if not same or not set(self.leaders) <= actives <= allowed:  # passive ones stay so
                 raise CheckpointError(
                     "the parties are not those of the model", code="FK-MODEL-PARTIES"
                 )
@@ -628,7 +629,8 @@ def _evaluation_row(found: Mapping[str, float], spent: NDArray[np.float64]) -> d
 
 # -- exchanges: phases for their owners, and what the parties do with them
 #
-# A party that has lost its phases gets all of them again; they are counted from nothing then.
+#
+# A party that has lost its phases gets all of them again, counted from zero.
 
 
 @dataclass(frozen=True)
@@ -636,7 +638,7 @@ class Need:
     """Phases that the owners need."""
 
     rows: Rows  # of the plan, ascending
-    upto: Mapping[int, int]  # owner -> how many of its directions
+    upto: Mapping[int, int]  # owner -> number of its directions
 
 
 @dataclass(frozen=True)
@@ -650,7 +652,7 @@ class Iteration:
 
 
 _NO_ITERATION = Iteration(0, -1, _NO_ROWS, 0, 0.0, 0.0)
-#: What is asked for at once: number, rows of the plan, fields that are the same for all parties.
+#: One request: number, rows of the plan, fields that are the same for all parties.
 Collection = tuple[int, Rows, Mapping[str, NDArray[np.int32]]]
 _NO_FIELDS = {
     **dict.fromkeys(("owners", "upto", "cuts"), _NOTHING),
@@ -664,12 +666,12 @@ class Phases:
     """Phases that the owners have, and the exchanges for more."""
 
     plan: VerticalPlan  # who holds which rows
-    settings: Mapping[str, Any]  # fields of a step that are those of the run
+    settings: Mapping[str, Any]  # fields of a step that are fixed in a run
     outputs: int  # columns of the targets
-    attempts: int  # how often phases that were lost are sent again
+    attempts: int  # how often lost phases are sent again
     number: int = 0  # of the last collection
-    _waiting: dict[int, int] = field(default_factory=dict)  # owner -> collection on its way
-    _parts: int = 0  # in how many exchanges the last phases have come
+    _waiting: dict[int, int] = field(default_factory=dict)  # owner -> pending collection
+    _parts: int = 0  # number of exchanges of the last phases
 
     def __post_init__(self) -> None:
         """Reset: no owner has phases, at the beginning or after a loss."""
@@ -745,7 +747,7 @@ class Phases:
             )
             for p in (self.plan.parties if everybody else self.plan.actives)
         }
-        # an iteration needs its scores, whoever has lost phases in between
+        # an iteration needs its scores, even if phases were lost in between
         yield from self.ask(requests, wire.StepReply, rows, keep="scores/")
         if number:
             for owner, many in zip(fields["owners"].tolist(), fields["upto"].tolist(), strict=True):
@@ -831,7 +833,7 @@ class Phases:
             yield Deliver(running, running.order.receiver, keep=kept)
         return answers
 
-    # -- what is asked for
+    # -- what is requested
 
     def collections(self, need: Need) -> Iterator[Collection]:
         """Yield what to request in one exchange each, so that no message is too large."""

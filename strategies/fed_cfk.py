@@ -22,7 +22,7 @@ from fedkern_flwr.wire import DescribeReply
 
 from .secure_gram import SecureGram, not_for
 
-#: What recommendations depend on besides the kernel.
+#: What recommendations depend on, besides the kernel.
 _USED = ("learner", "regularization", "subtract_mean", "neighbours")
 _OLD: dict[str, Any] = {
     "learner": "cf-komd",
@@ -198,7 +198,7 @@ class FedCFK(SecureGram):
     def tunes(self) -> bool:
         return not self.regularization and self.learner != "knn"
 
-    # -- recommendations with a kernel that was saved
+    # -- recommendations with a saved kernel
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:

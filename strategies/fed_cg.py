@@ -44,7 +44,7 @@ from .fed_cg_system import (
     tune_and_solve,
 )
 
-#: What basis fourier goes with, by option.
+#: Options that basis fourier allows, by name.
 _OF_FOURIER: dict[str, tuple[Any, ...]] = {
     "penalty": ("ridge",),
     "sampling": ("U", "auto"),
@@ -54,7 +54,7 @@ _OF_FOURIER: dict[str, tuple[Any, ...]] = {
     "variance": (False,),
 }
 _DIRECT_UP_TO, _RANK = 1000, 200  # landmarks; of the preconditioner
-_LANDMARKS, _LAMBDA = 100, 1e-3  # where it is neither given nor chosen
+_LANDMARKS, _LAMBDA = 100, 1e-3  # defaults if neither given nor chosen
 _OF_MODEL = ("landmarks", "sampling", "kernel", "basis", "missing")
 _SIZES = "numbers of rows, held-out rows and columns per party, keyed hashes of ids"
 _KERNELS = (
@@ -274,7 +274,7 @@ class FedCG(PrivateMethod, Judges):
         rank = self.rank if self.chosen_solver == "cg" else 0
         return {**super().options(), "solver": self.chosen_solver, "preconditioner_rank": rank}
 
-    # -- what a method tells about itself
+    # -- what a method reports
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
         judged = self.judged_ if self._factor else None
@@ -356,7 +356,7 @@ class FedCG(PrivateMethod, Judges):
         """Count the centres' columns of the hospitals' rows as well."""
         if not name.startswith("equations"):
             return super().unknowns(name, cohort)
-        off = ("off", "warn")  # a node that counts nothing is looked at as well
+        off = ("off", "warn")  # nodes without a release limit count as well
         known = {
             p: replace(said, share=1.0, counting=said.counting.replace(*off))
             for p, said in self._parties.items()
@@ -390,7 +390,7 @@ class FedCG(PrivateMethod, Judges):
         self.check_weighted(self.classes_)
         predicts = bool(self.model_of[0])
         self._tunes = self.tunes and not predicts
-        # hospitals make their kernels as they answer the first request, if nothing is summed before
+        # hospitals make their kernels with the first request if nothing is summed before
         ahead = self.penalty == "rkhs" or self.class_weight is not None
         self._at_once = self.plan_.rows_alone and not (ahead or predicts)
         self._plan_sizes()
@@ -415,7 +415,7 @@ class FedCG(PrivateMethod, Judges):
     def rounds(self, parties: Sequence[Any]) -> Rounds:
         arrays, meta = self.saved_, self.saved_meta_
         self.fingerprints_ = dict(meta.get("fingerprints", {}))
-        self.landmarks_ = meta.get("landmarks", self.landmarks_)  # a node has less left by now
+        self.landmarks_ = meta.get("landmarks", self.landmarks_)  # a node's share has shrunk since
         system = self._system()
         digest = rows_digest(parties, "block", saved=meta.get("rows"), checkpoint=self.checkpoint)
         start = self._first_coefficients()
@@ -427,7 +427,7 @@ class FedCG(PrivateMethod, Judges):
             self._factor = {name: arrays[name] for name in ("factor",) if name in arrays}
             self._take_tuned(meta.get("tuned", {}))
         yield from system.open(resumed=bool(meta))
-        if not (meta and system.at_once):  # else nobody says them again
+        if not (meta and system.at_once):  # in a resumed run fingerprints are not sent again
             self.fingerprints_ = system.fingerprints
 
         def save(arrays: Mapping[str, NDArray[Any]], **meta: Any) -> Save:
@@ -475,7 +475,7 @@ class FedCG(PrivateMethod, Judges):
         return HybridSystem(
             options=self,
             parties=self._parties,
-            # a single hospital has nobody to sum with, and no such set
+            # a single hospital needs no summing set
             cohorts={"hospitals": -1, **{name: k for k, name in enumerate(self._sets)}},
             tunes=self._tunes,
             sums=self._sums,
@@ -516,12 +516,12 @@ class FedCG(PrivateMethod, Judges):
             inverse = linalg.solve_triangular(lower, np.eye(len(lower)), lower=True)
             self._factor = {"factor": np.ascontiguousarray(inverse.T)}
 
-    # -- predictions with a model that was saved
+    # -- predictions with a saved model
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> FedCG:
         """Return a strategy with the options of a saved model of this method (CheckpointError)."""
-        meta = {"basis": "landmarks", **meta}  # which older models do not tell
+        meta = {"basis": "landmarks", **meta}  # older models lack it
         check_model(cls.method, {}, meta, {}, needs=_OF_MODEL)
         private = {name: meta[name] for name in meta if name.startswith("privacy_")}
         return cls(**{name: meta[name] for name in _OF_MODEL}, **private, **more)
@@ -563,7 +563,7 @@ class FedCG(PrivateMethod, Judges):
                     remedy="bring the parties that the model was made with",
                     code="FK-MODEL-PARTIES",
                 )
-            if self._tables() != meta.get("tables", self._tables()):  # older models do not tell
+            if self._tables() != meta.get("tables", self._tables()):  # older models lack it
                 raise CheckpointError(
                     "the parties have other columns than the model was made with",
                     code="FK-COLUMNS-DIFFER",

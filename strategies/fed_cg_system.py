@@ -51,21 +51,22 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Parties = Mapping[int, wire.HybridDescribeReply]
-KEPT = 1  # the parties keep what belongs to a run under this number
+KEPT = 1  # the parties save the state of a run under this number
 _NOTHING, _NO_BYTES = np.zeros(0), np.zeros(0, np.uint8)
 _MESSAGE = 256 << 20  # bytes of distances in a message; larger problems take more exchanges
 
-# -- which sums are taken: landmarks, folds and widths that fit what the nodes let out
+# -- which sums are taken: landmarks, folds and widths within the nodes' release limits
 #
-# With m landmarks the normal equations of a width and fold are m (m + 1) / 2 + m k numbers about
-# the rows of that fold, k outputs. A fold is a cell of its own: what its rows hide is a fifth of
-# what all rows hide, of five folds.
+#
+# With m landmarks and k outputs the normal equations of a width and fold are m (m + 1) / 2 + m k
+# numbers about the rows of that fold. Each fold is counted separately: with five folds its rows
+# hide a fifth of what all rows hide.
 
 _LEAST_ROWS = 5  # of a hospital in a fold
 _LEAST_LANDMARKS = (20, 400)  # least and most
 _MOST_NUMBERS = 1 << 23  # of a hospital's message: 64 MB
 _MOST_KEPT = 1 << 27  # of a hospital's rows without a message: 1 GB, in a file
-#: Within a share: the landmarks that are worth more than folds and widths, and the least.
+#: Within a share: landmarks that are worth more than folds and widths; the fewest.
 _ENOUGH, _LEAST_PLANNED = 200, 5
 _EARLIER = "the nodes' earlier run"
 
@@ -91,7 +92,7 @@ class Sums:
 
 def hospital_allowance(plan: Plan, parties: Parties, folds: int = 0) -> Allowance:
     """Return what may be opened about the hospitals' rows, or about each of some folds."""
-    # nodes deal parts, five of them, to fewer folds
+    # nodes deal five parts to fewer folds
     share = (FOLDS // folds) / FOLDS if 1 < folds <= FOLDS else 1.0
     rows = {h: int(ward.train * share) for h, ward in plan.wards.items()} if folds else None
     beside = {
@@ -99,8 +100,8 @@ def hospital_allowance(plan: Plan, parties: Parties, folds: int = 0) -> Allowanc
         for h, ward in plan.wards.items()
         if h in plan.whole
     }
-    # others may have other landmarks than a hospital that makes its kernel by itself: it counts, as
-    # without pinned identities, on its own rows
+    # A hospital that makes its own kernel may have other landmarks than the others. So it counts
+    # only its own rows, as without pinned identities.
     own = [h for h, ward in plan.wards.items() if not (ward.centres or plan.alike)]
     cohort = [replace(parties[h], signature=b"") if h in own else parties[h] for h in plan.wards]
     return allowance(cohort, rows=rows, beside=beside)
@@ -130,7 +131,7 @@ def plan_landmarks(
         if sampling in ("N", "C") and len(holders) > 1:
             taken += moments_length(parties[holders[0]].features, sampling)
     if not options.tunes:
-        times = 2 if options.chosen_solver == "cg" else 1  # as much for probes and products
+        times = 2 if options.chosen_solver == "cg" else 1  # probes and products take equal numbers
         allowed, more = hospital_allowance(plan, parties, 1), ""
         fits = min(options.fixed_landmarks, allowed.square(outputs, times=times, taken=taken))
         fits = max(_LEAST_PLANNED + 1, fits - fits % 2 * (options.basis == "fourier"))
@@ -203,7 +204,7 @@ def most_iterations(landmarks: int, rank: int, outputs: int, allowed: Allowance)
 def _wanted(options: FedCG) -> list[tuple[int, int]]:
     wanted = [plan for plan in PLANS if options.tune != "gcv" or plan[0] == 1]
     if None not in (options.gamma, options.regularization):
-        return [(1, 1)]  # there is nothing to choose: the rows of rare classes weigh more
+        return [(1, 1)]  # nothing is chosen: only rows of rare classes get more weight
     if options.gamma is not None:
         return list(dict.fromkeys((folds, 1) for folds, _ in wanted))
     return wanted
@@ -253,16 +254,16 @@ class HybridSystem:
     tunes: bool
     sums: Sums | None
     at_once: bool
-    landmark_kernel: Floats | None = None  # K_mm, where the penalty needs it
-    released: int = 0  # numbers about training rows that the server has before the equations
-    gram: Floats | None = None  # K^T K, once it is summed
+    landmark_kernel: Floats | None = None  # K_mm, if the penalty needs it
+    released: int = 0  # numbers about training rows released before the equations
+    gram: Floats | None = None  # K^T K, once summed
     deviation: float = 0.0  # of the noise on it
     fingerprints: dict[str, str] = field(default_factory=dict)
-    mean_distance: float | None = None  # of training rows to landmarks, once it is summed
-    class_counts: Floats = field(default_factory=lambda: _NOTHING)  # of training rows, if summed
-    _says_how: bool = False  # whether the next request says how kernels are made
+    mean_distance: float | None = None  # of training rows to landmarks, once summed
+    class_counts: Floats = field(default_factory=lambda: _NOTHING)  # of training rows, once summed
+    _says_how: bool = False  # whether the next request says how to make kernels
     _moments: dict[str, Floats] = field(default_factory=dict)
-    # partition -> who sealed the secret of its block, and the sealed secret
+    # partition -> party that sealed the secret of its block, and the sealed secret
     _sealed: dict[int, tuple[int, NDArray[Any]]] = field(default_factory=dict)
 
     @property
@@ -291,7 +292,7 @@ class HybridSystem:
             cohorts=self.cohorts,
         )
 
-    # -- what solvers ask for
+    # -- operations for the solvers
 
     def open(self, *, resumed: bool = False) -> Steps:
         """Agree on landmarks if needed, then have the hospitals' kernels made.
@@ -473,7 +474,7 @@ class HybridSystem:
                 if ward.centres and start < stop:
                     part[h] = slice(start, stop)
                 elif not number:
-                    part[h] = slice(0, 0)  # makes its kernel alone
+                    part[h] = slice(0, 0)  # the hospital makes its kernel alone
             if part:
                 yield from self._sum_distances(part, once=not number)
 
@@ -578,7 +579,7 @@ class HybridSystem:
         """Return the exact sum of a vector over all hospitals; a single one's own vector."""
         hospitals, options = self.plan.hospitals, self.options
         alone = len(hospitals) == 1
-        if alone and options.budget is not None:  # nobody would add noise besides
+        if alone and options.budget is not None:  # no other hospital would add noise
             raise OptionError(
                 "privacy_epsilon is for sums of several hospitals", code="FK-BUDGET-ALONE"
             )
@@ -607,7 +608,7 @@ class HybridSystem:
         base: Any = ask.what
         rows_alone, options = self.plan.rows_alone, self.options
         if rows_alone and isinstance(base, wire.CoefficientsRequest):
-            # where noise may be asked for again, hospitals need the key of theirs
+            # to repeat the same noise, hospitals need its key
             ask = replace(ask, ends=options.budget is None or options.checkpoint is None)
         if self._says_how:
             known = {one.name: getattr(base, one.name) for one in fields(base)}
@@ -633,7 +634,7 @@ class HybridSystem:
 # Width and lambda are chosen from normal equations of several widths and folds, in the same
 # exchanges.
 
-#: Of rounding errors: the worst held-out row against the mean; which are told of.
+#: Rounding errors: ratio of the worst held-out row to the mean; smallest error to report.
 _WORST, _TOLD = 50.0, 1e-3
 
 
@@ -679,7 +680,7 @@ def rounding_error(
     rows = system.plan.training_rows
     error = _WORST * np.finfo(np.float64).eps / 2.0 * float(gram.max(initial=0.0))
     error *= math.sqrt(1.0 + float((coefficients**2).sum()))
-    if error * math.sqrt(len(gram) / (4.0 * regularization * rows)) < _TOLD:  # no more than this
+    if error * math.sqrt(len(gram) / (4.0 * regularization * rows)) < _TOLD:  # upper bound
         return 0.0
     values = np.maximum(np.linalg.eigvalsh(gram), 0.0)
     error *= math.sqrt(float((values / (values + regularization) ** 2).sum()) / rows)
@@ -742,12 +743,12 @@ def tune_and_solve(system: HybridSystem) -> Steps:
     """
     options, labels, plan = system.options, system.labels, system.plan
     taken, m, rows = system.sums or plan_sums(system), options.landmarks_, plan.training_rows
-    # where no mean distance is summed: that of rows uniform in the declared ranges
+    # if no mean distance is summed: that of uniform rows in the declared ranges
     bound = sum(
         system.parties[holders[0]].bound(options.kernel) for holders in plan.blocks.values()
     )
     uniform = bound / (6.0 if options.kernel == "rbf" else 3.0)
-    # the last digits are those of the nodes' processors: engines take the same widths
+    # the last digits depend on the nodes' processors; all engines must use the same widths
     distance = float(f"{system.mean_distance or uniform or 1.0:.12g}")
     gammas = np.array(taken.known) if taken.known else widths_around(distance, taken.widths)
     if options.gamma is not None:

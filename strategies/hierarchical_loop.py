@@ -48,7 +48,7 @@ _REPLIES = {
     wire.CombineRequest: wire.CombineReply,
     wire.StepWithAgentRequest: wire.StepWithAgentReply,
 }
-_FRESH = 2  # groups that are new in a total at least, so that two totals do not show one group
+_FRESH = 2  # fewest new groups in a total: two totals must not reveal one group
 
 
 @dataclass
@@ -205,9 +205,7 @@ class GroupLoop:
             elif advancing:
                 self._advance(advancing)
         yield from self._drain()
-        if (
-            not run.options.staleness
-        ):  # the losses of the last model but one are with the agents by now
+        if not run.options.staleness:  # by now the agents have the losses of the last model but one
             self._advance(set(self.live), working=False)
             yield from self._drain()
         elif self.row:
@@ -244,7 +242,7 @@ class GroupLoop:
             if opening:
                 one.judged, one.judging = one.judging, self.advances
                 one.before, one.sum, one.ready = one.sum, None, not working
-            if opening or self.tick == 1:  # else they have been told before
+            if opening or self.tick == 1:  # otherwise the name is known
                 one.name = request.sum_name(one.name)
         self._ask(groups if working else (), total=opening)
 
@@ -335,7 +333,7 @@ class GroupLoop:
             for number, one in self.live.items()
         }
 
-    # -- what comes
+    # -- what arrives
 
     def _wait(self) -> Steps:
         """Return the groups that advance, once the total is open and enough are ready.
@@ -478,7 +476,7 @@ class GroupLoop:
         self.post.forget(group.members)
         nodes.left_out = sorted({*nodes.left_out, *group.members})
         self.renew = True
-        self.lost[number], self.best = why, None  # the best model was judged on its rows as well
+        self.lost[number], self.best = why, None  # the best model was evaluated on its rows, too
 
     def _take_total(self, total: Floats) -> Steps:
         """Report the iteration before the last; compute the global model of the last."""
@@ -520,7 +518,7 @@ class GroupLoop:
         elif number is not None and number in self.models:
             judged = run.judged(self.models[number], losses)
             row["objective"] = float(judged.objectives.sum())
-            if not run.options.staleness:  # else few models are judged, and not the last
+            if not run.options.staleness:  # else few models are evaluated, and not the last
                 self.best = judged.better(self.best)
         self.row, self.reported = {}, done
         yield Round(done, row)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _NONE, _NOTHING = np.zeros(0), np.zeros((0, 0))
 _NO_ROWS, _NO_BYTES = np.zeros(0, np.int32), np.zeros(0, np.uint8)
 _OVERHEAD = 28  # bytes that sealing adds
-_LARGE_C = 1e3  # with a larger C the whole objective is divided by a number
+_LARGE_C = 1e3  # with a larger C the whole objective is scaled down
 
 
 class Judged(NamedTuple):
@@ -496,7 +496,7 @@ class RowRun:
 
     def judge_with_noise(self, model: Floats) -> Steps:
         """Return the noisy counts of held-out rows, made plausible: the last exchange."""
-        ends = not self.saver.every  # else users need the key of their noise to answer again
+        ends = not self.saver.every  # to repeat the same noise, users need its key
         request = self._noisy(wire.CountRequest, model)
         found = yield from self.ask_users(request, wire.CountReply, ends=ends)
         return tidy(found, self.facts.classes, sum(self.facts.tests))
@@ -604,7 +604,7 @@ class ColumnRun:
         Return the iterations, whether the gap is small, and the gap as text.
         """
         done = int(meta.get("done", 0))
-        if meta:  # what was sealed has keys of another session
+        if meta:  # data sealed in the earlier session cannot be opened
             yield from self._open_and_lead("again", "again")
         else:
             yield from self._measure()

@@ -52,16 +52,16 @@ from .hierarchical_runs import Choice, ColumnRun, Learned, RowRun, Saver
 
 Partition = Literal["horizontal", "vertical"]
 Architecture = Literal["hierarchical", "centralised"]
-_WIDTH = 3.0  # gamma by default for columns in [0, 1], in units of one over their number
-#: D by default.
+_WIDTH = 3.0  # default gamma for columns in [0, 1], in units of 1 / their number
+#: Default D.
 FEATURES = 500
 _RELAXATION, _RESIDUAL, _GAP = 1.7, 0.01, 1e-3
 _ADMM = ("rho", "sigma", "rho_schedule", "relaxation", "step_sizes")
-#: What helps where iterations did not converge.
+#: Remedy if iterations did not converge.
 MORE_ROUNDS = "use more --rounds, or a larger --tolerance"
-_ONE_FOLD = 5 / 3  # what is learned from the other rows is spread over these alone
-_ENOUGH = 40  # iterations in which rho has risen: with fewer more frequencies or several C harm
-#: Options that determine who predicts, and the attributes that hold them.
+_ONE_FOLD = 5 / 3  # numbers about the other rows are spread over these alone
+_ENOUGH = 40  # iterations until rho has risen; with fewer, more frequencies or several C harm
+#: Options that decide who predicts, and their attributes.
 _OF_MODELS = {"partition": "partition", "model": "kind"}
 
 
@@ -246,7 +246,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
         self.coefficients_ = np.zeros((0, 0))
         self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
         self.choice_ = Choice(1.0 if self.C is None else self.C)
-        self.fitting_ = 0  # D that the nodes' release limits allow, 0 for the default
+        self.fitting_ = 0  # D within the nodes' release limits, 0 for the default
         self._most_folds = FOLDS
         self.predicting = ""
 
@@ -482,7 +482,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
             self._plan_columns()
         elif self.budget is None and not known:
             self._plan_rows()
-        elif self.budget is None:  # later less is left, by this run's own sums
+        elif self.budget is None:  # by now less is left, as this run's own sums count
             planned = known["trials"]
             self.fitting_ = int(planned.get("fitting", 0))
             self.notes_ = list(planned.get("notes", ()))
@@ -596,7 +596,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
             self.notes_.append(f"stopped after {last} iterations, which is its share: {apart}")
         return iterations_ended(last, converged, apart, MORE_ROUNDS)
 
-    # -- predictions with a model that was saved
+    # -- predictions with a saved model
 
     def predict_at_nodes(
         self,
@@ -655,7 +655,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
         numbers = ("outputs", "columns", "features", "gamma", "seed", "feature_seed")
         check_model(cls.method, {}, meta, {}, (*_OF_MODELS, *numbers, "session", "tables"))
         chosen = {name: meta[name] for name in _OF_MODELS}
-        if meta.get("architecture") == "centralised":  # whatever groups the nodes name
+        if meta.get("architecture") == "centralised":  # the groups that nodes name do not matter
             chosen["architecture"] = "centralised"
         if meta.get("privacy_epsilon") is not None:
             chosen |= {n: meta[n] for n in ("C", *declared(PrivateMethod)) if n in meta}
@@ -663,7 +663,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
             chosen |= {"features": meta["features"], "gamma": meta["gamma"]}
         return cls(**chosen, **more)
 
-    # -- what a method tells about itself
+    # -- what a method reports
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
         meta = {
@@ -683,7 +683,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
         if self.partition == "vertical":
-            super().fitted(classes)  # raises an error that says why not
+            super().fitted(classes)  # raises an error with the reason
         return FittedModel.of_server(self.method, "linear", *self.model(), classes or self.classes_)
 
     def _tables(self) -> dict[str, list[Any]]:
@@ -699,7 +699,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
     def privacy(self) -> dict[str, Any]:
         sums = self.sums_privacy()
         cohorts = sums.get("cohorts", [])
-        agents = self.lost_groups == "leave-out"  # whose sum may lack some
+        agents = self.lost_groups == "leave-out"  # these may lack some
         for cohort in cohorts[: len(cohorts) - agents]:
             cohort["threshold"] = cohort.pop("parties")
             cohort["parties"] = cohort["threshold"]
@@ -708,7 +708,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
             return seen.predictions_seen_by(self.partition, sums)
         found = {**sums, **seen.seen_by(self.options(), self.layers), **self.budget_report()}
         for one in found["budget"]["releases"] if "budget" in found else ():
-            if one["release"] == gradients.GRADIENT_SUM:  # one of so many
+            if one["release"] == gradients.GRADIENT_SUM:  # one of many such releases
                 one["times"] = self.num_rounds
         return found
 

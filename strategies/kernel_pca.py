@@ -17,7 +17,7 @@ from fedkern_flwr.wire import DescribeReply
 if TYPE_CHECKING:
     from fedkern_flwr.fitted import FittedModel
 
-_FEATURES = 50  # where the nodes allow it
+_FEATURES = 50  # if the nodes allow it
 
 
 class KernelPCA(PrivateMethod):
@@ -76,7 +76,7 @@ class KernelPCA(PrivateMethod):
         model = {**kernel, "mean": mean, "components": components}
         self._kernel = {**kernel, "columns": columns}
         metrics = {"rows": int(np.rint(total["rows"])), "explained": float(shares.sum())}
-        yield Ask("project", model, least=1)  # who has vanished goes without
+        yield Ask("project", model, least=1)  # nodes that dropped out are not needed
         if any(party.test_rows for party in parties):
             left = yield REST({"left": (), "all": ()}, **model)
             if left["all"] > 0.0:
@@ -85,7 +85,7 @@ class KernelPCA(PrivateMethod):
 
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
         from fedkern_flwr.fitted import (
-            FittedModel,  # a node that finds its client here does without
+            FittedModel,  # nodes that import this module for their client do not need it
         )
 
         self.check_run()

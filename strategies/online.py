@@ -50,13 +50,13 @@ from fedkern_flwr.wire import DescribeReply, PhaseMessage
 Floats = NDArray[np.float64]
 Auto = Literal["auto"]
 
-#: What the server sees of the clients' tables in any run, and of sums in a secure one.
+#: What the server sees of the clients' tables in all runs, and of sums in secure runs.
 _TABLES = "number of rows, held-out rows and columns per client, digest of the column names"
 _CONTRIBUTED = "which clients contributed to which sum"
 _HELD_OUT = "each client's squared error on its held-out rows, if there are any"
-_BEGINNING = 10  # samples of a client, whose errors may be large before anything is learned
+_BEGINNING = 10  # samples of a client with possibly large errors, at the beginning
 _REPORTED = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
-#: How a client says, in place of an answer, that its stream has too few rows.
+#: How a client reports, instead of an answer, that its stream has too few rows.
 _SAID = "StreamError: "
 _ENDED, _LATE = "[FK-STREAM-ENDED]", "[FK-STREAM-LATE]"
 
@@ -115,15 +115,15 @@ class OnlineStrategy(Method):
     reply_class: ClassVar[type[wire.StreamReport]]
     evaluate_reply: ClassVar[type[wire.EvaluateReply]] = wire.EvaluateReply
     predict_reply: ClassVar[type[wire.PredictReply]] = wire.PredictReply
-    #: What the clients sum in a round, and what never leaves them beside rows and labels.
+    #: What the clients sum in a round, and what is never sent besides rows and labels.
     in_sums: ClassVar[str] = "gradients and statistics"
     sent_sums: ClassVar[str] = "gradients"
     kept: ClassVar[tuple[str, ...]] = ()
     to_clients: ClassVar[str] = "the model"
-    #: How a checkpoint calls the parameters.
+    #: Name of the parameters in a checkpoint.
     learns: ClassVar[str] = "theta"
-    #: Of methods whose nodes predict rows after a run: options by which a model and what belongs to
-    #: it are made, and what else a model says of itself.
+    #: For methods with predictions at nodes: options that determine a model and its metadata, and
+    #: further facts of a model.
     of_models: ClassVar[tuple[str, ...]] = ()
     model_facts: ClassVar[tuple[str, ...]] = (
         "samples",
@@ -153,13 +153,13 @@ class OnlineStrategy(Method):
         self.is_secure, self.whole_cohorts = bool(self.secure), not self.drop_outs
         self.theta_ = np.zeros((0, 0))
         self.request_: Any = None
-        self._more: Arrays = {}  # what else the server's state has
-        self._dimension, self._batch = 0, 1  # columns, and B, of the run at hand
+        self._more: Arrays = {}  # further state of the server
+        self._dimension, self._batch = 0, 1  # columns, and B, of this run
         self._released: list[dict[str, Any]] = []  # numbers and unknowns of its sums
         self._reports: dict[int, Any] = {}  # partition -> latest report
         self._statistics = np.zeros(wire.STATISTICS)  # of a secure run, summed over the clients
         self._lost_rounds = 0  # in a row
-        self._model: tuple[Arrays, dict[str, Any]] | None = None  # that predictions are made with
+        self._model: tuple[Arrays, dict[str, Any]] | None = None  # for predictions
 
     def takes_sums(self, grid: Grid) -> bool:
         """Return whether a run takes secure sums; predictions do what their model's run did."""
@@ -173,7 +173,7 @@ class OnlineStrategy(Method):
         own = {"samples": self.num_rounds, "secure": self.is_secure}
         return {**super().options(), **own, **self.derived()}
 
-    # -- what a method adds
+    # -- hooks for methods
 
     @abstractmethod
     def request(self, stream: dict[str, Any]) -> wire.StreamRequest:
@@ -234,7 +234,7 @@ class OnlineStrategy(Method):
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
         self.check_run()
         found = self.server_model()
-        return super().fitted(classes) if found is None else found  # which says why not
+        return super().fitted(classes) if found is None else found  # or an error with the reason
 
     def server_state(self) -> Arrays:
         if not self.theta_.size:
@@ -249,8 +249,9 @@ class OnlineStrategy(Method):
 
     # -- what a message releases, and the release limit: no more numbers than unknowns
     #
-    # A window is the samples of a message. Where nodes count, a run opens about a window the share
-    # of its unknowns that each node grants, unless the user says how many samples a message takes.
+    #
+    # A window is the samples of a message. If nodes count, a run releases the share of a window's
+    # unknowns that each node grants, unless the user sets the samples per message.
 
     def sum_length(self) -> int:
         request = self.message(1) if self.request_ is None else self.request_
@@ -279,7 +280,7 @@ class OnlineStrategy(Method):
         """
         given = self.samples_per_round
         self._batch = 1 if given == "auto" else given
-        if self.sums is None or self.budget is not None:  # noise says what is released
+        if self.sums is None or self.budget is not None:  # the noise limits the release
             self.fit_release(math.inf, self.message(1))
             return
         each, share = self.unknowns_of_samples(dimension), 1.0
@@ -422,7 +423,7 @@ class OnlineStrategy(Method):
         if self.initial_:
             self.load_server_state(self._state_from(self.initial_[0]))
         first = self._take_up() if self.saved_meta_ else 1
-        # an ``evaluate_fn`` judges the beginning, too
+        # an ``evaluate_fn`` evaluates the initial model, too
         yield Round(first - 1, arrays=self.sent())
         with part("train"):
             yield from self._follow_streams(first)
@@ -451,7 +452,7 @@ class OnlineStrategy(Method):
             save = Save(self.server_state(), self._memory())
             found = self._metrics(number, survivors)
             before = self.history_[-1]["mse"] if self.history_ else None
-            # kept and told of first: who looks at a run that has diverged finds its last round
+            # saved and reported before the check, so that a diverged run shows its last round
             yield Round(number, found, self.sent(), save)
             before = 0.0 if number >= self.planned else before
             self._check_error(found["round"], found["mse"], before)
@@ -464,7 +465,7 @@ class OnlineStrategy(Method):
         step = self.stop(number - 1)
         every = number if number >= self.planned else self.checkpoint_every
         stream = {"step": step, "samples": self.stop(number) - step, **self._about(number, every)}
-        if self.budget is not None:  # then nodes must know how often rows pay, and how many rows
+        if self.budget is not None:  # nodes must know how often rows pay, and the most rows
             stops = [self.stop(number) for number in range(self.planned + 1)]
             stream |= {"messages": self.planned, "most": int(np.diff(stops).max())}
         return self.request(stream)
@@ -500,7 +501,7 @@ class OnlineStrategy(Method):
         return found
 
     def _learn(self, answers: Answers) -> int:
-        # in a secure run replies tell nothing, but with a budget those of a simulation
+        # replies of secure runs are empty, except in simulations with a budget
         self._reports |= {
             p: one for p, one in answers.replies.items() if getattr(one, "total_samples", 0)
         }
@@ -521,7 +522,7 @@ class OnlineStrategy(Method):
 
     def _lose(self, number: int, error: CohortError | SumError) -> None:
         problem = f"{error.party}: {error.problem}" if error.party else error.problem
-        if isinstance(error, SumError):  # whoever is to blame and is left out spoils no other
+        if isinstance(error, SumError):  # parties at fault that are left out do not count
             left_out = self.nodes.spoilers.intersection(self.left_out_)
             self._lost_rounds = 0 if left_out else self._lost_rounds + 1
         if self.late_:
@@ -596,12 +597,13 @@ class OnlineStrategy(Method):
                     code="FK-ROWS-FEW",
                 )
 
-    # -- streams whose rows come while a run goes on: who is late, and when the run is over
+    # -- streams that grow during a run: late clients, and the end of the run
     #
-    # A client with fewer new rows than a message takes has no part in it: whoever is in a sum has
-    # as many rows in it as all others. Its rows wait for the next one. As any other it is left out
-    # when it misses ``max_missed`` messages in a row. When too few are left the run ends, with what
-    # was learned, as one whose samples were all taken.
+    #
+    # A client with fewer new rows than a message takes skips it, as all clients of a sum must have
+    # equally many rows in it. Its rows wait for the next message. Like any other it is left out
+    # after ``max_missed`` missed messages in a row. If too few clients remain, the run ends
+    # regularly with what was learned.
 
     @property
     def late_(self) -> dict[int, bool]:
@@ -640,7 +642,7 @@ class OnlineStrategy(Method):
 
     def _check_error(self, samples: int, mse: float | None, before: float | None) -> None:
         """Stop a diverged run; a large error that falls counts only at the end."""
-        if self.budget is not None:  # no error may decide: in a deployment none is known
+        if self.budget is not None:  # in a deployment no error is known, so none may decide
             return
         if mse is None or not self.stop_diverged or (samples < _BEGINNING and math.isfinite(mse)):
             return
@@ -768,7 +770,7 @@ class OnlineStrategy(Method):
         return {**state, first: given.reshape(expected.shape)}
 
 
-# -- predictions of held-out rows with a model that was saved, and what nodes kept of its run
+# -- predictions of held-out rows with a saved model, and the state that nodes kept of its run
 
 
 def predict_at_nodes(
@@ -822,7 +824,7 @@ def _predict(strategy: Any, meta: Mapping[str, Any], parties: Sequence[DescribeR
         all_failed = len(answers.failures)
         first = f"{all_failed} clients did not predict, first " if all_failed > 1 else ""
         if failure.told:
-            raise ProtocolError(f"{first}{failure.told}", code="")  # that of the node
+            raise ProtocolError(f"{first}{failure.told}", code="")  # the code is that of the node
         raise CohortError(
             f"{first}partition {partition} did not predict: {failure}",
             remedy="mend it and predict again",

@@ -31,7 +31,7 @@ from fedkern_flwr.privacy import Budget
 from . import online
 from .online import Floats, OnlineStrategy
 
-# -- options of methods with a dictionary of Gaussian kernels, beside those of ``OnlineStrategy``
+# -- options of methods with a dictionary of Gaussian kernels, besides those of ``OnlineStrategy``
 
 
 class KernelOptions:
@@ -45,7 +45,7 @@ class KernelOptions:
         labels' range.
     """
 
-    step_size: StepSize  # and what else a run has
+    step_size: StepSize  # and other attributes of a run
     num_rounds: int
     run_seed: int
 
@@ -111,10 +111,10 @@ class KernelLearning(KernelOptions):
 
     left_whole = True
     reply_class: ClassVar[type[wire.StreamReport]] = wire.SharedReply
-    #: Who weighs the kernels: each client for itself, or the server, all alike or by the losses of
-    #: all clients.
+    #: Origin of the kernel weights: each client has its own; or the server has equal ones, or ones
+    #: from the losses of all clients.
     weighs: ClassVar[Literal["clients", "alike", "losses"]] = "clients"
-    loss_aggregation: LossAggregation  # an option where losses are summed
+    loss_aggregation: LossAggregation  # an option of methods that sum losses
     method: ClassVar[str]
     budget: Budget | None
     theta_: Floats
@@ -147,7 +147,7 @@ class KernelLearning(KernelOptions):
                 code="FK-OPTION-RANGE",
             )
         self.kernels = self.bandwidths.size
-        self._released_frequencies = 0  # of a round of the run at hand, 0 for all
+        self._released_frequencies = 0  # of a round of this run, 0 for all
 
     # -- the model
 
@@ -255,7 +255,7 @@ class KernelLearning(KernelOptions):
 # -- POF-MKL
 
 DEFAULT_KERNELS_PER_ROUND = 25
-_FEW = 4  # clients whose sum hides them: sums of up to three samples have long been inverted
+_FEW = 4  # clients that hide each other in a sum: sums of up to three samples can be inverted
 _NEGLIGIBLE = 1e-9
 
 
@@ -444,7 +444,7 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
         if self.subset == "shared" and not np.array_equal(kernels, expected):
             raise ProtocolError("its kernels are not those of the round", code="FK-MESSAGE-FIELD")
 
-    # -- predictions with a model that was saved
+    # -- predictions with a saved model
 
     predict_at_nodes = online.predict_at_nodes
 

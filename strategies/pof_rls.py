@@ -20,7 +20,7 @@ from fedkern_flwr.online.private import steadied
 from . import online
 from .online import Floats, OnlineStrategy
 
-_UNKNOWN = 2.0  # width where no sums tell the distance of rows: those of the unit ball
+_UNKNOWN = 2.0  # default width if no sums give the distance of rows: for the unit ball
 
 
 class POFRLS(OnlineStrategy, PrivateMethod):
@@ -119,8 +119,8 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         self.width_ = 0.0
         self._raw, self._kernels = np.zeros((0, 0)), np.zeros((0, 0, 0))
         self._begun = False
-        self._variances = np.zeros(0)  # of the noise on the totals that forget nothing, and others
-        self._solutions: list[tuple[int, Floats]] = []  # of raw columns, of features
+        self._variances = np.zeros(0)  # of the noise on totals without and with forgetting
+        self._solutions: list[tuple[int, Floats]] = []  # for raw columns, for features
 
     def derived(self) -> dict[str, Any]:
         return {"centre": CENTRE}
@@ -132,7 +132,7 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         if self.sums is not None:
             each, hidden = self.unknowns_of_samples(dimension), self.hidden_rows()
         given, columns, several = self.samples_per_round, dimension + 1, 1 + (self.forgetting < 1.0)
-        private = self.budget is not None  # then noise says what is released, and each has its own
+        private = self.budget is not None  # noise limits the release, and each message has its own
         if private:
             each, hidden = math.inf, math.inf
             given = ridge_plan.MOST_SAMPLES if given == "auto" else given
@@ -321,7 +321,7 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         self._kernels = kernels.reshape(self._kernels.shape).copy()
         self._solve()
 
-    # -- predictions with a model that was saved
+    # -- predictions with a saved model
 
     predict_at_nodes = online.predict_at_nodes
 

@@ -38,10 +38,11 @@ from fedkern_flwr.secure_sum.membership import Cohort
 from fedkern_flwr.wire import DescribeReply, PhaseMessage
 
 MIN_SUPPORT = 5
-#: The same in deployments: row i of K is a sum over the users who have item i.
+#: The same in deployments: row i of K is a sum over the users with item i.
 DEPLOYED_SUPPORT = 20
-#: Below so many rows per item a matrix of counts has been taken apart: all 943 users of MovieLens
-#: 100k at 0.7, a third of 12 at 1.25, none of 300 and more at 1.2. No ratio is proven to be safe.
+#: Below so many rows per item a matrix of counts can be inverted. Recovered: all 943 users of
+#: MovieLens 100k at 0.7, a third of 12 users at 1.25, none of 300 and more at 1.2. No ratio is
+#: proven to be safe.
 SAFER_ROWS_PER_ITEM = 2
 _FRACTION_BITS = 20
 
@@ -100,9 +101,9 @@ class SecureGram(Method):
     counts_replies = True
     labels_of_row: ClassVar[int] = 0
     fixed: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "max_missed", "min_clients"})
-    #: Options that a model must be used with.
+    #: Options that must be those of a model.
     of_kernel: ClassVar[tuple[str, ...]] = ("kernel", "encoding", "bound", "fraction_bits")
-    #: What else a model must say of itself.
+    #: Further facts that a model must contain.
     of_models: ClassVar[frozenset[str]] = frozenset(
         {"seed", "largest", "rows", "survivors", "catalogue"}
     )
@@ -177,7 +178,7 @@ class SecureGram(Method):
                 raise not_for(name, f"kernel {self.kernel}")
         self.fill_in(degree=2, coef0=1.0)
         binary = self.encoding == "counts" and self.bound == 1
-        if self._kernel(1).needs_binary and not binary:  # makes it: refuses what cannot be
+        if self._kernel(1).needs_binary and not binary:  # also checks the kernel's options
             raise OptionError(
                 f"kernel {self.kernel} is for zeros and ones",
                 remedy="use encoding counts with bound 1",
@@ -193,9 +194,9 @@ class SecureGram(Method):
         self.rows_, self.catalogue_, self.error_bound_ = 0, 0, 0.0
         self._members: list[list[int]] = []
         self._counted: list[list[int]] = []
-        self._least_rows = 0.0  # in a matrix
+        self._least_rows = 0.0  # for a matrix
 
-    # -- what a method tells about itself
+    # -- what a method reports
 
     def _kernel(self, rows: int) -> DotKernel:
         gamma = 1.0 / max(1, rows) if self.gamma is None else self.gamma
@@ -260,7 +261,7 @@ class SecureGram(Method):
             seen.append(f"in how many rows each of {self.catalogue_} items is")
         summed = [set(who) & set(self.survivors_) for who in self._counted[: len(self._members)]]
         rows = min([self.rows_, *(self._rows_of(who) for who in summed if who)])
-        if rows < SAFER_ROWS_PER_ITEM * len(self.items_):  # in the smallest sum that is seen
+        if rows < SAFER_ROWS_PER_ITEM * len(self.items_):  # in the smallest released sum
             what = "the rows" if self.encoding == "counts" else "the instances up to a rotation"
             seen.append(f"hence {what}, by computation: there are too few rows for so many items")
         if self.encoding == "counts":
@@ -423,7 +424,7 @@ class SecureGram(Method):
         for cohort in range(len(self._members)):
             self._matrix_request(cohort).sum_specs(
                 self.facts(cohort)
-            )  # has room, or nothing is summed
+            )  # checks that a ring is large enough, before anything is summed
         if not self.counts_items:
             return
         cohorts = range(len(self._members))
@@ -468,7 +469,7 @@ class SecureGram(Method):
                 remedy=f"{remedy}; or accept it with allow_recovery",
                 code="FK-GRAM-RECOVERY",
             )
-        logger.warning("%s; %s", few, remedy)  # without numbers, so that it is shown once
+        logger.warning("%s; %s", few, remedy)  # without numbers, so that the warning appears once
 
     def sum_matrices(self) -> Steps:
         """Sum K over the cohorts at once, or round by round, also in a resumed run.
@@ -501,7 +502,7 @@ class SecureGram(Method):
                 if late > len(left):
                     raise
                 logger.warning("a round is put off: %s", error)
-                # who is away for a round is not left out of the next
+                # a party that misses a round may take part in the next
                 self.nodes.forgive()
                 left.append(chosen)
                 continue
@@ -509,7 +510,7 @@ class SecureGram(Method):
             for cohort, (who, total) in sums.items():
                 present |= set(who) & set(self._counted[cohort])
                 fresh, supports = np.split(total, [size])
-                if self.min_support > 1:  # nodes that dropped out may leave an item with too few
+                if self.min_support > 1:  # after dropouts an item may have too few rows
                     supports = supports if supports.size else packed_diagonal(fresh, len(few))
                     few |= (supports > 0) & (supports < self.min_support)
                 packed = fresh if packed is None else np.add(packed, fresh, out=packed)
@@ -534,7 +535,7 @@ class SecureGram(Method):
         return wire.MatrixRequest(
             **self._public(cohort),
             counted=self._cohort(cohort).pack(self._counted[cohort]),
-            supports=self.min_support > 1 and self.bound != 1,  # of zeros and ones: the diagonal
+            supports=self.min_support > 1 and self.bound != 1,  # for 0 and 1: the diagonal
             items=self.items_,
         )
 

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 
 from ..errors import TableError
 
-# -- what an encoder knows of a column: facts that are measured on rows
+# -- facts of a column, measured on rows
 
 Floats = NDArray[np.float64]
 
-#: Values are far if the range is so many times as wide as without a hundredth at each end,
-#: or as the middle half of the values.
+#: Values are far if the range is so many times as wide as without 1 % at each end, or as the middle
+#: half of the values.
 FAR, SKEWED = 3.0, 10.0
-#: Values at equal ranks that are kept of a column; of fewer rows all values are.
+#: Number of quantiles kept of a column; with fewer rows all values are kept.
 KNOTS = 1000
-#: A category of fewer rows is one of the others.
+#: A category with fewer rows counts as "other".
 MIN_ROWS = 5
-#: Medians that differ by more than this factor are noted: units differ by more.
+#: Larger ratios of medians are reported: the units may differ.
 UNLIKE = 8.0
 
 
@@ -81,7 +81,7 @@ class NumberFacts:
         cut, half = 1 + len(self.knots) // 100, len(self.knots) // 4
         near, wide = self.knots[cut:-cut], self.greatest - self.least
         middle = self.knots[-half - 1] - self.knots[half]
-        skewed = wide > SKEWED * middle > 0.0  # where half of the values are one it says nothing
+        skewed = wide > SKEWED * middle > 0.0  # if half of the values are equal, this is no sign
         return bool(near) and (skewed or wide > FAR * (near[-1] - near[0]))
 
 
@@ -124,9 +124,9 @@ class CategoryFacts:
         return cls(len(codes), len(codes) - len(known), found)
 
 
-# -- gaps: the column that says where a cell is missing, and what is told of it
+# -- gaps: the column that marks missing cells, and its explanation
 
-#: What becomes of a gap: the median and a column that says so, or NaN.
+#: Treatment of gaps: the median and a column that marks them, or NaN.
 Gaps = Literal["encode", "keep"]
 
 
@@ -151,26 +151,28 @@ def explained(text: str, facts: NumberFacts | CategoryFacts, outputs: tuple[str,
     return text if outputs else f"left out: {text}"
 
 
-# -- histograms that are refined once: the values of many holders at equal ranks, from two sums
+# -- refined histograms: quantiles of the values of many holders, from two sums
 #
-# The bins of the first sum are public, by powers of two below the bound. Beside them it has the
-# mean phases of the values on circles whose lengths are powers of two. On a circle much longer than
-# the column is wide they agree, on a much shorter one they cancel out: followed from the longest
-# circle down, as long as they agree by half, they say where most values are and how wide they lie,
-# whatever a few far ones do to mean and deviation, and of these no more than a mean can.
+#
+# The bins of the first sum are public: powers of two below the bound. The sum also has the mean
+# phases of the values on circles with lengths of powers of two. On a circle much longer than the
+# column is wide the phases agree; on a much shorter one they cancel out. Followed from the longest
+# circle down, as long as the mean phase has a length of at least one half, they show where most
+# values are and how wide they are spread, independently of a few outliers.
+#
 #
 # The bins of the second sum split those of the first: evenly about the mean and about that place,
-# and by how many rows a bin has, one more for five rows that are spread evenly. Where all values
-# have at most three decimals a second bin ends between two of them, and a bin of one value stands
-# for it exactly.
+# and by the rows of a bin, one more bin for five evenly spread rows. If all values have at most
+# three decimals, second bins end between two such values, and a bin of one value represents it
+# exactly.
 
 _REACH = 40  # powers of two below the bound
-_EVEN = 65  # edges about the mean, and about the place of most values
-_LEAST = 0.2  # weight of the parts of a first bin that are not about either
-_AGREE = 0.5  # length of a mean phase where most values are within the circle
+_EVEN = 65  # edges about the mean, and about where most values are
+_LEAST = 0.2  # weight of other parts of a first bin
+_AGREE = 0.5  # length of the mean phase at which most values are within the circle
 
-#: Bins of the first histogram, how many numbers of decimals are tried, circles; and by how many
-#: bins the second splits those of the first by their rows, at most.
+#: Bins of the first histogram, tested numbers of decimals, circles; most bins that the second
+#: histogram adds by rows.
 COARSE, DECIMALS, CIRCLES, SPLITS = 2 * _REACH, 4, 40, 512
 
 
@@ -205,7 +207,7 @@ def fine_edges(
     weight *= counts[own] / np.bincount(own, weight, COARSE)[own]
     splits = min(most, n // MIN_ROWS) / n
     parts = np.diff(np.rint(splits * np.cumsum(weight)), prepend=0.0).astype(np.intp) + 1
-    # what is known to be empty is not counted again: one bin up to the next that is not
+    # empty bins are not counted again: one bin up to the next non-empty one
     used = counts[own] > 0.0
     first = used | np.append(True, used[:-1])
     parts = np.where(used, parts, 1)[first]
@@ -295,16 +297,16 @@ def binned_facts(
     )
 
 
-# -- fitted columns of categories: a column each, how frequent they are, or signed buckets
+# -- fitted columns of categories: a column each, their frequency, or signed buckets
 
-#: What becomes of categories; auto: a column each up to ``MOST_COLUMNS``, else their frequency.
+#: Encoding of categories; auto: a column each up to ``MOST_COLUMNS``, else their frequency.
 Categories = Literal["auto", "onehot", "frequency", "hashing"]
 
-#: Up to so many categories become a column each.
+#: Most categories with a column each.
 MOST_COLUMNS = 20
-#: Columns that hashed categories become.
+#: Columns for hashed categories.
 HASHED = 32
-#: Among which categories are that holders of a column count without their names.
+#: Buckets in which holders count categories without their names.
 BUCKETS = 2**14
 
 
@@ -397,7 +399,7 @@ class Category:
             return list(table[rows].T)
         names, kept = self._kept_as(names), list(self.facts.counts)
         places = {name: k for k, name in enumerate(kept)}
-        missing = len(kept) + 1  # which no column is of
+        missing = len(kept) + 1  # in no column
         place = np.array([*(places.get(name, len(kept)) for name in names), missing], np.intp)[rows]
         if self.how == "onehot":
             return [np.where(place == k, 1.0, 0.0) for k in range(len(self._values))]
@@ -468,11 +470,11 @@ def signed_bucket(key: bytes, name: str) -> tuple[int, int]:
     return int.from_bytes(digest[:8], "big") % HASHED, 1 - 2 * (digest[8] & 1)
 
 
-# -- fitted columns: how the cells of one become numbers
+# -- fitted columns: numbers from cells
 
 #: How numbers are scaled.
 Scale = Literal["rank", "standard", "range", "none"]
-#: The same; auto: by the range where no value is far from the others, else by ranks.
+#: The same; auto: by the range, with outliers by ranks.
 Scaling = Literal["auto", "rank", "standard", "range", "none"]
 
 DAY = 86400.0
@@ -530,7 +532,7 @@ class Number:
             raise TableError(
                 f"column {name!r} has values beyond {_LARGEST:g}", code="FK-VALUES-LARGE"
             )
-        if scale != "rank" and facts.knots:  # of a few rows the knots are all their values
+        if scale != "rank" and facts.knots:  # with few rows the knots would be all values
             facts = replace(facts, knots=(facts.least, facts.greatest))
         return cls(name, scale, gaps, facts, boolean)
 

@@ -31,10 +31,11 @@ from .columns import (
 
 # -- rare values, which a node merges with frequent ones before it adds to a sum
 #
-# One row with a 1 in a binary column is shown by the products of that column with all others, and a
-# category of one row by its count. A node therefore hides what fewer than ``min_sum_rows`` of its
-# own rows have, whatever the server asks for. It does not rely on counts over all parties: parties
-# that work together could subtract their own, and the counts would have to be opened first.
+#
+# The products of a binary column with all others reveal a single row with a 1 in it, and the count
+# of a category reveals its single row. So a node hides everything with fewer than ``min_sum_rows``
+# of its own rows, whatever the server requests. It does not rely on counts over all parties:
+# colluding parties could subtract their own, and the counts would have to be opened first.
 
 Floats = NDArray[np.float64]
 
@@ -92,7 +93,7 @@ class Told:
             found[places[name]] += self.names[name]
         found[-1] = self.others if size else 0.0
         left = max(0, rows - self.gaps) - found.sum()
-        while left < 0.0:  # rows have gone of which the counts do not say it yet
+        while left < 0.0:  # some rows are gone, and the counts still contain them
             left += found.max()
             found[found.argmax()] = 0.0
         if found.any() or left >= least:
@@ -111,10 +112,10 @@ def merge_rows(x: Floats, least: int) -> Floats:
     """
     if least < 2:
         return x
-    if len(x) < 3:  # nothing tells which of two values is the rare one
+    if len(x) < 3:  # too few rows to see which of two values is rare
         return np.zeros_like(x)
     below, above = (len(x) - 1) // 2, len(x) // 2
-    ranked = np.partition(x, (below, above), axis=0)  # one of them is a value that half of them are
+    ranked = np.partition(x, (below, above), axis=0)  # one of these is the majority value, if any
     halves = (x == ranked[below]).sum(axis=0) > (x == ranked[above]).sum(axis=0)
     middle = np.where(halves, ranked[below], ranked[above])
     others = (x != middle).sum(axis=0)
@@ -140,9 +141,9 @@ def merge_rows(x: Floats, least: int) -> Floats:
     return out
 
 
-# -- encoders: all columns of a table, fitted on rows to learn from and applied to any
+# -- encoders: all columns of a table, fitted on training rows and applied to any rows
 
-_SHOWN, _LONG = 3, 30  # cells of a column that a note shows, and letters of each
+_SHOWN, _LONG = 3, 30  # cells per column in a note, and letters per cell
 
 _TYPES: dict[str, type[Number] | type[Date] | type[Category]] = {
     "number": Number,
@@ -336,7 +337,7 @@ class Encoder:
             for column in self.columns
         ]
         made = np.concatenate(found, axis=1) if found else np.empty((len(x), 0))
-        # Sums along another order in memory are rounded otherwise: figures of papers' runs stay.
+        # Another memory order would change rounding, and with it figures of the papers' runs.
         return np.asarray(made, order="C" if x.flags.c_contiguous else "F")
 
     def strange(self, table: Table) -> tuple[str, ...]:
@@ -433,7 +434,7 @@ def _refuse_empty(table: Table) -> None:
         )
 
 
-# -- encoders that a node keeps beside its state, for later runs and predictions
+# -- encoders that a node keeps with its state, for later runs and predictions
 
 
 class KeptEncoder:

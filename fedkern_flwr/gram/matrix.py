@@ -32,7 +32,7 @@ _RINGS = (16, 32, 64)  # bits
 _SIGNED: dict[int, type[np.signedinteger[Any]]] = {16: np.int16, 32: np.int32, 64: np.int64}
 _BLOCK_BYTES = 8 << 20  # of one temporary array; up to six are alive at once
 _MAX_USERS = 1 << 22  # in a block, so that sums of low halves stay below 2^53
-_THIN = 256  # users
+_THIN = 256  # users; thinner products run in one thread
 _MIRROR = 64  # rows of a block that is transposed within the processor's cache
 
 
@@ -263,7 +263,7 @@ def _float_factors(x: Integers, largest: float) -> tuple[Array, ...]:
     With x = 2^16 high + low and low from -2^15 to 2^15 - 1, |low| <= |x| and |high| <= 2^-15 |x|.
     Products with a high half stay below 2^(63 - 15), those of two low halves below 2^30.
     """
-    if largest < 2.0**52:  # a bit less than the type holds: ``largest`` is rounded itself
+    if largest < 2.0**52:  # slightly below what the type holds, as ``largest`` is rounded
         return (x.astype(np.float32 if largest < 2.0**23 else np.float64),)
     high = (x + (1 << 15)) >> 16
     return high.astype(np.float64), (x - (high << 16)).astype(np.float64)
@@ -277,7 +277,7 @@ def _exact_product(left: tuple[Array, ...], right: tuple[Array, ...]) -> Array:
     total <<= 16
     total += (left[0].T @ right[1]).astype(np.int64)
     total += (left[1].T @ right[0]).astype(np.int64)
-    total <<= 16  # what wraps around here comes back with the last addition
+    total <<= 16  # an overflow here is undone by the last addition
     total += (left[1].T @ right[1]).astype(np.int64)
     return total
 
@@ -461,7 +461,7 @@ def smallest_ring(parties: int, entry: int) -> int:
     """
     for bits in _RINGS:
         half = 1 << (bits - 1)
-        # the encoding compares again, with the bound rounded to a float, perhaps upwards
+        # the encoding compares again, with a bound that may be rounded upwards
         if parties * entry < half and parties * float(entry) < half:
             return bits
     raise OptionError(
@@ -525,7 +525,7 @@ def _check_table(x: Rows) -> None:
 def _check_counts(values: Array, bound: float) -> None:
     if not values.size:
         return
-    _largest_absolute(values)  # are finite
+    _largest_absolute(values)  # checks that values are finite
     whole = values.dtype.kind != "f" or bool((np.floor(values) == values).all())
     if not whole or values.min() < 0:
         raise TableError(
@@ -533,7 +533,7 @@ def _check_counts(values: Array, bound: float) -> None:
             remedy='use encoding "fixed-point"',
             code="FK-VALUES-COUNTS",
         )
-    if values.max().item() > bound:  # a float of it could be the bound, beyond 2^53
+    if values.max().item() > bound:  # beyond 2^53 a value could round to the bound as a float
         raise _beyond(bound)
 
 
@@ -563,6 +563,6 @@ def canonical(x: Rows) -> Rows:
     """Return a CSR table in which each row has each column once, in order."""
     x = x.tocsr()
     if not x.has_canonical_format:
-        x = x.astype(np.int64) if x.dtype.kind in "biu" else x.copy()  # room for the sums
+        x = x.astype(np.int64) if x.dtype.kind in "biu" else x.copy()  # room for sums of duplicates
         x.sum_duplicates()
     return x

@@ -24,13 +24,13 @@ from .dot_kernels import DotKernel
 from .matrix import entry_bound, packed_size, smallest_ring
 from .recommenders import ItemKernel, Recommender, compact
 
-#: Rows that are not zero, per item.
+#: Non-zero rows per item.
 COUNTS_SUM = "item counts"
-#: Packed Gram matrix of the items that are kept.
+#: Packed Gram matrix of the kept items.
 GRAM_SUM = "gram matrix"
 #: Products of new items with the old ones, then the new items' squares.
 CROSS_SUM = "cross products"
-#: Summed AUC, nDCG and recall of users, how many they are; steps of lambda, times a node's users.
+#: Sums of users' AUC, nDCG and recall, number of users; steps of lambda, times a node's users.
 RANKING_SUM = "ranking metrics"
 
 GramEncoding = Literal["counts", "fixed-point"]
@@ -64,9 +64,9 @@ class GramFacts:
 class GramRequest(Message):
     """Fields of every request of the method."""
 
-    what: ClassVar[str] = ""  # is summed
+    what: ClassVar[str] = ""  # name of the sum
     session: str = ""
-    round: int = 0  # grows with every exchange, so that duplicates are noticed
+    round: int = 0  # grows with each exchange, so that duplicates are recognised
 
     def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
         """Declare the request's sum; only nodes with the same request contribute to it.
@@ -88,14 +88,14 @@ class GramReply(Message):
 class SumRequest(GramRequest):
     """Fields of every request for a sum of products."""
 
-    # "counts", whole numbers from 0, or "fixed-point", real ones that are rounded to multiples of
-    # 2^-fraction_bits.
+    # "counts" (whole numbers from 0) or "fixed-point" (real numbers, rounded to multiples of
+    # 2^-fraction_bits).
     encoding: str
     bound: float  # public, on the absolute value of a cell
     fraction_bits: int
     rows: int  # most rows of a node; with the bound it decides the ring
-    parties: int  # nodes in the cohort, likewise
-    # Whether the sum can do without nodes that drop out; it is opened in an exchange of its own.
+    parties: int  # nodes in the cohort, which decide the ring, too
+    # Whether the sum survives dropouts; it is then opened in a separate exchange.
     self_masks: bool = True
 
     def ring(self, facts: GramFacts) -> Encoding:
@@ -122,10 +122,10 @@ class MatrixRequest(SumRequest, phase="gram-matrix"):
     """Sum the Gram matrix of some items."""
 
     what = GRAM_SUM
-    # The nodes of the cohort whose rows are summed, a bit each, the same for all. Who missed the
-    # item counts adds zeros, for its masks.
+    # Nodes of the cohort with summed rows, one bit each, the same for all. A node that missed the
+    # item counts adds zeros, as its masks are needed.
     counted: bytes
-    supports: bool  # whether the rows that have each item are counted again, after the matrix
+    supports: bool  # whether to count the rows with each item again, after the matrix
     items: Items = array("items", dtype="index")  # ascending
 
     def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
@@ -142,7 +142,7 @@ class CrossRequest(SumRequest, phase="gram-cross"):
     """Sum the products of the node's new items with the old ones."""
 
     what = CROSS_SUM
-    new_items: int  # how many there must be
+    new_items: int  # required number
     items: Items = array("items", dtype="index")  # the old ones, ascending
 
     def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
@@ -155,7 +155,7 @@ class CrossReply(GramReply, phase="gram-cross"):
     """The node's products are in the sum."""
 
 
-#: Fields of a request that are those of a kernel, of its items, and of what ranks by them.
+#: Fields of a request that belong to a kernel, to its items, and to the learner.
 _OF_KERNEL = ("degree", "gamma", "coef0")
 _OF_ITEMS = ("users", "mean", "items", "products")
 _OF_RANKS = ("learner", "regularization", "subtract_mean", "neighbours")
@@ -172,8 +172,8 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
     users: int  # in the sum
     learner: str  # "ease", "cf-komd" or "knn"
     regularization: float
-    tune: bool  # whether nodes choose lambda, from the learner's usual one on
-    summed: bytes  # nodes of the cohort whose rows are in the matrix, a bit each; empty: none
+    tune: bool  # whether nodes choose lambda, from the learner's default on
+    summed: bytes  # nodes of the cohort with rows in the matrix, one bit each; empty: none
     subtract_mean: bool
     neighbours: int  # of learner "knn"
     rows: int  # most users of a node
@@ -220,7 +220,7 @@ class PredictRequest(RecommendRequest, phase="gram-predict"):
 class PredictReply(GramReply, phase="gram-predict"):
     """The node is done."""
 
-    users: int  # that have recommendations, 0 if the node writes none
+    users: int  # with recommendations, 0 if the node writes none
 
 
 # -- sums and their rings, cohorts, and the items that are kept

@@ -41,24 +41,24 @@ Items = NDArray[Any]
 
 Learner = Literal["ease", "cf-komd", "knn"]
 LEARNERS: tuple[str, ...] = get_args(Learner)
-#: Where the search for lambda starts.
+#: Start of the search for lambda.
 REGULARIZATION = {"ease": 200.0, "cf-komd": 0.1, "knn": 1.0}
 NEIGHBOURS = 100
 #: Lambda is one of start * 3^-4 ... start * 3^4.
 STEP, MOST_STEPS = 3.0, 4
 FEWEST_USERS = 5  # who choose lambda
-#: Share of what a user likes that EASE is trained to do without: popular items weigh less.
+#: Share of likes that EASE is trained to do without, so that popular items weigh less.
 DROPOUT = 0.2
-_HELD_OUT = 0.2  # of what a user likes
+_HELD_OUT = 0.2  # share of a user's likes
 _MOST_USERS = 1000  # who choose lambda
-_ALONE = 1.0 + 1e-9  # the gain of one user alone is its standard error, but for rounding
+_ALONE = 1.0 + 1e-9  # with one user the gain equals its standard error, up to rounding
 _CACHED_ITEMS = 2048
-_CHUNK = 1 << 22  # entries of the kernel at once
-_LEAST = 1e-3  # eigenvalue to which an indefinite kernel is lifted
-_ONE_THREAD = 100  # items from which on BLAS would use more threads
+_CHUNK = 1 << 22  # kernel entries computed at once
+_LEAST = 1e-3  # smallest eigenvalue after lifting an indefinite kernel
+_ONE_THREAD = 100  # with more items BLAS would use more threads
 
 
-# -- the matrix as a device gets it
+# -- the matrix as a device receives it
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Recommender:
         usual = kernel.mean if komd else kernel.squares.astype(np.float64)
         values = usual
         if len(known) and komd:
-            # an error would tell the server which items the user likes
+            # an error would show the server which items the user likes
             with suppress(OptionError, ValueError, np.linalg.LinAlgError):
                 values = self._komd(known, row)
         elif len(known) and self._weights is not None:
@@ -294,12 +294,12 @@ def _matrix(products: bytes, kind: str) -> NDArray[Any]:
 @lru_cache(maxsize=4)
 def _inverse(products: bytes, kind: str, regularization: float) -> Floats | None:
     """Return P of EASE; None if the matrix has none, as a forged one."""
-    from scipy.linalg.lapack import dpotrf, dpotri  # a node that ranks nothing does without
+    from scipy.linalg.lapack import dpotrf, dpotri  # only ranking nodes need it
 
     matrix = _matrix(products, kind).astype(np.float64)
     diagonal = matrix.ravel()[:: len(matrix) + 1]
     diagonal += DROPOUT / (1.0 - DROPOUT) * diagonal + regularization
-    factor, failed = dpotrf(matrix.T, lower=1)  # which is the same, in the order of LAPACK
+    factor, failed = dpotrf(matrix.T, lower=1)  # the transpose is the same matrix in LAPACK's order
     if failed:
         return None
     lower = np.tril(dpotri(factor, lower=1)[0])
@@ -368,7 +368,7 @@ def simplex_qp(quadratic: Floats, linear: Floats, *, tolerance: float = 1e-12) -
             code="FK-VALUES-FINITE",
         )
     scale = max(float(np.abs(quadratic.diagonal()).max()), float(np.abs(linear).max()))
-    # a processor that is busy with other clients takes a hundred times as long with threads
+    # on a processor that is busy with other clients, threads take a hundred times as long
     with threadpool_limits(1, "blas") if size > _ONE_THREAD else nullcontext():
         return _active_set(quadratic, linear, tolerance * scale)
 
@@ -416,7 +416,7 @@ def _active_set(quadratic: Floats, linear: Floats, tolerance: float) -> Floats:
         if not lower or (candidate > 0.0).tobytes() in seen:
             best = int(np.argmin(np.where(missing, gradient, math.inf)))
             candidate = _add_one(quadratic, linear, weights, best)
-            if (candidate > 0.0).tobytes() in seen:  # only rounding errors are left to gain
+            if (candidate > 0.0).tobytes() in seen:  # only rounding errors remain
                 break
         weights = candidate
         seen.add((weights > 0.0).tobytes())
@@ -433,12 +433,12 @@ def _minimiser(quadratic: Floats, linear: Floats, support: Mask) -> Floats:
     Q a = c + t 1: a = Q^-1 c + t Q^-1 1, with t for the sum 1. One step of iterative refinement
     repairs the cancellation of the two terms.
     """
-    from scipy.linalg.lapack import dposv, dpotrs  # a node that ranks nothing does without
+    from scipy.linalg.lapack import dposv, dpotrs  # only ranking nodes need it
 
     items = np.flatnonzero(support)
     matrix, target = quadratic[np.ix_(items, items)], linear[items]
     sides = np.stack((target, np.ones(items.size))).T
-    # the transpose is in the order of LAPACK, and the same
+    # the transpose is the same matrix in LAPACK's order
     factor, solutions, failed = dposv(matrix.T, sides)
     precision = items.size * np.finfo(np.float64).eps * matrix.diagonal().max()
     if failed or factor.diagonal().min() ** 2 <= precision:
@@ -458,7 +458,7 @@ def _minimiser(quadratic: Floats, linear: Floats, support: Mask) -> Floats:
 
 
 def _drop_negative(quadratic: Floats, linear: Floats, support: Mask) -> Floats:
-    while True:  # ends, as the positive weights remain: they sum to at least 1
+    while True:  # ends, as positive weights remain: they sum to at least 1
         weights = _minimiser(quadratic, linear, support)
         negative = weights < 0.0
         if not negative.any():
@@ -474,7 +474,7 @@ def _add_one(quadratic: Floats, linear: Floats, weights: Floats, item: int) -> F
     """
     support = weights > 0.0
     support[item] = True
-    while True:  # ends, as each step drops an item and the last one left has weight 1
+    while True:  # ends, as each step drops an item and a single item has weight 1
         target = _minimiser(quadratic, linear, support)
         negative = target < 0.0
         if not negative.any():
@@ -487,7 +487,7 @@ def _add_one(quadratic: Floats, linear: Floats, weights: Floats, item: int) -> F
         weights[~support] = 0.0
 
 
-# -- how well scores rank what was held out, and the best items
+# -- metrics of ranked held-out items, and the best items
 
 
 def rank_metrics(

@@ -39,11 +39,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-#: Of all outputs, or of each, shape (k, 1).
+#: For all outputs, or for each, shape (k, 1).
 Penalty = float | Floats
 RhoSchedule = Literal["scaled", "rising", "balanced", "fixed"]
 
-_RISE, _RISE_ROUNDS = 20.0, 40  # rho grows so many times within so many iterations
+_RISE, _RISE_ROUNDS = 20.0, 40  # total growth of rho, within so many iterations
 _BALANCE_UNTIL, _BALANCE_EVERY, _BALANCE_MOST = 60, 5, 2.0
 _SCALE_UNTIL, _SCALE_EVERY, _SCALE_MOST, _SCALE = 40, 5, 3.0, 3.0
 
@@ -274,19 +274,19 @@ def may_advance(ready: Iterable[int], done: Mapping[int, int], staleness: int) -
 
 # -- several C tried side by side
 
-#: What is tried, ascending.
+#: Candidates for C, ascending.
 TRIED = (0.01, 0.1, 1.0, 10.0)
-#: Into so many folds users deal their rows; each is held out in turn, or of wide models one.
+#: Number of folds of a user's rows; each is held out in turn, in wide models only one.
 FOLDS = 3
-#: Coefficients of all outputs together up to which every fold is held out.
+#: Most coefficients of all outputs for which every fold is held out.
 _NUMBERS = 1 << 13
-#: Iteration whose center is the first of the chosen C, and the least iterations of such a run.
+#: Iteration with the first center of the chosen C; fewest iterations of such a run.
 TRIAL_ROUNDS, LEAST_ROUNDS = 12, 24
-#: Iteration whose record tells the losses by which C is chosen: agents and users have it in time
-#: whether they are asked together or one after the other.
+#: Iteration with the record of losses for the choice of C. Agents and users then have the choice in
+#: time, whether they work together or one after the other.
 JUDGED = TRIAL_ROUNDS - 2
-#: Of C whose losses differ by no more than this share, the smallest is taken: less is noise, and
-#: after these iterations large C are not yet as bad as they will be.
+#: If losses differ by at most this share, the smallest C is used. Smaller differences are noise,
+#: and after these iterations large C are not yet as bad as they will be.
 TIE = 0.05
 MOST_TRIED = 8
 

@@ -30,9 +30,9 @@ from .consensus import Coordinates
 Floats = NDArray[np.float64]
 
 GRADIENT_SUM = "gradients"
-#: Iterations of a run that is not told another number.
+#: Default number of iterations.
 ITERATIONS = 100
-#: Losses whose derivatives are bounded.
+#: Losses with bounded derivatives.
 BOUNDED = ("hinge", "logistic")
 _STEP = 16.0  # first step, in units of the inverse of the logistic loss' curvature
 _LENGTH = math.sqrt(2.0)  # of a row
@@ -60,7 +60,7 @@ def gradient(loss: Loss, rows: Floats, y: Floats, model: Floats) -> Floats:
 
     ``rows``, (n, d + 1), are as :func:`shortened` returns them; ``y``, (n, k), is -1 or 1.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # of absurd models: it must not show
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow must not show
         margins = np.nan_to_num(y * (rows @ model.T))
     if loss == "hinge":
         slopes = (margins < 1.0).astype(np.float64)

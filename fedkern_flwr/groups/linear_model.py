@@ -84,10 +84,11 @@ def outputs(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], x: Floa
     return np.asarray(rows @ arrays["weights"].T + arrays["bias"])
 
 
-# -- sums of numbers of any size under the bound of a run: digits, each of which is summed
+# -- sums of numbers of any size under a run's bound: each digit is summed
 #
-# Means of squares of incomes or of seconds since 1970 are far beyond what models are summed with.
-# Numbers below 2^20 are their own last digit, so that their sums are the same to the bit.
+#
+# Means of squares of incomes or of seconds since 1970 exceed the bound of models. Numbers below
+# 2^20 are their own last digit, so their sums are unchanged to the last bit.
 
 #: Digits of a number; the first may be as large as the bound.
 DIGITS = 4

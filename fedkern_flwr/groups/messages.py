@@ -34,32 +34,32 @@ Bytes = NDArray[np.uint8]
 
 #: Means and mean squares of the columns, over all users.
 STATISTICS_SUM = "column statistics"
-#: Users' models with their duals, then their statistics; for their agent. The users open the models
-#: with the duals as well.
+#: Users' models with their duals, then their statistics; for their agent. Users open the models
+#: with the duals, too.
 GROUP_SUM = "group"
 #: Agents' models with their duals, then their groups' statistics.
 AGENTS_SUM = "agents"
-#: The same once a group was left out, with self masks.
+#: The same after a group was left out, with self masks.
 LEFT_SUM = "agents that are left"
-#: Users' models with their duals, then their statistics, where there are no agents.
+#: Users' models with their duals, then their statistics, in runs without agents.
 FLAT_SUM = "users"
-#: Outputs of all groups' blocks, row by row; for the label owner alone.
+#: Outputs of all groups' blocks, row by row; only for the label owner.
 OUTPUT_SUM = "outputs"
-#: Outputs of the model, those of held-out rows as well; for the label owner alone.
+#: Outputs of the model, also for held-out rows; only for the label owner.
 JUDGED_SUM = "judged outputs"
-#: Outputs of a saved model for new rows; for the label owner alone.
+#: Outputs of a saved model for new rows; only for the label owner.
 PREDICTED_SUM = "predicted outputs"
-#: Loss on the rows to learn from, outcomes on held-out rows.
+#: Loss on training rows, outcomes on held-out rows.
 EVALUATION_SUM = "evaluation"
-#: Of each output, after the models: loss, primal residual, pull of a user. No user gets their pad.
+#: Per output, after the models: loss, primal residual, pull of a user. No user gets their pad.
 USER_STATISTICS = 3
-#: Loss, primal residual and what it is measured by, dual residual, pull of a group.
+#: Loss, primal residual and its scale, dual residual, pull of a group.
 AGENT_STATISTICS = 5
 USER, AGENT, OWNER = "user", "agent", "owner"
 ROLES = (USER, AGENT, OWNER)
-#: Public bound on the numbers that are summed.
+#: Public bound on summed numbers.
 DEFAULT_BOUND = 2.0**20
-#: Cohort of all users, and of the label owner; the groups follow, then the agents.
+#: Cohort of all users and the label owner; then the groups, then the agents.
 EVERYBODY = 0
 
 
@@ -135,10 +135,10 @@ class SVMFacts:
 class SVMDescribeReply(TableReply):
     """Description of a node; with ids only in a vertical split."""
 
-    group: int  # the group that it belongs to, from 0; -1 for the label owner
-    named: bool  # whether its rows have ids; else they are numbered
-    fold_rows: int = 0  # least number of its training rows in a fold
-    fold_sum_rows: int = 0  # least number of rows of all users in a fold of a sum
+    group: int  # number of its group, from 0; -1 for the label owner
+    named: bool  # whether its rows have ids; otherwise they are numbered
+    fold_rows: int = 0  # fewest training rows in a fold
+    fold_sum_rows: int = 0  # fewest rows of all users in a fold of a sum
 
 
 class SVMRequest(Message):
@@ -147,7 +147,7 @@ class SVMRequest(Message):
     role: ClassVar[str] = ""
     session: str = ""
     round: int = 0
-    attempt: int = 0  # how often it has been asked before
+    attempt: int = 0  # number of earlier requests for the same
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         return []
@@ -176,10 +176,10 @@ class FeaturesRequest(SVMRequest):
     role = USER
     pinned = ("raw_mean", "raw_deviation")
 
-    features: int  # random Fourier frequencies, 0 for the columns as they are
+    features: int  # random Fourier frequencies, 0 for plain columns
     gamma: float  # width of the kernel; 0 without features
     feature_seed: int  # of the frequencies
-    # By which columns are standardised before random features are made of them, or empty.
+    # Standardisation of columns before random features, or empty.
     raw_mean: Floats = array("raw columns", dtype="float64")
     raw_deviation: Floats = array("raw columns", dtype="float64")
 
@@ -189,12 +189,12 @@ class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
 
     loss: str  # "hinge", "logistic" or "squared"
     c: float  # C
-    rows: int  # to learn from, at all users together
-    raw: bool  # whether it is about the columns before random features are made of them
-    counted: bool  # whether positive rows of each output are counted as well
-    # Parties with which this user will exchange sealed messages.
+    rows: int  # training rows of all users
+    raw: bool  # whether it covers the columns before random features
+    counted: bool  # whether to count positive rows of each output
+    # Parties that exchange sealed messages with this user.
     partners: Index = array("partners", dtype="index")
-    # What is tried where C is chosen, see :mod:`.consensus`, and how many folds are held out.
+    # Candidates for C, see :mod:`.consensus`, and the number of folds held out.
     tried: Floats = array("tried", dtype="float64")
     folds: int = 0
 
@@ -223,16 +223,16 @@ class SolveRequest(IterationRequest):
 
     # Penalty of each output in this iteration, shape (k, 1).
     rho: Floats = array("penalties", "one", dtype="float64")
-    # Model whose loss is counted, shape (k, d + 1) or (0, 0).
+    # Model to evaluate, shape (k, d + 1) or (0, 0).
     judged: Floats = array("judged outputs", "judged width", dtype="float64")
-    # Coordinates and penalties of the coefficients, with the first iteration; else empty.
+    # Coordinates and penalties of the coefficients, in the first iteration; otherwise empty.
     mean: Floats = array("columns", dtype="float64")
     deviation: Floats = array("columns", dtype="float64")
     ridge: Floats = array("coefficients", dtype="float64")
-    # Share of each output's positive rows where classes are weighted, with the first iteration;
-    # else empty.
+    # Share of each output's positive rows, with weighted classes in the first iteration; otherwise
+    # empty.
     shares: Floats = array("classes", dtype="float64")
-    chosen: int = -1  # position of the C to go on with; -1 while C is tried, or where it was given
+    chosen: int = -1  # position of the C to continue with; -1 while C is tried, or if C was given
 
 
 class LocalRequest(SolveRequest, phase="svm-local"):
@@ -263,12 +263,12 @@ class StepWithAgentRequest(SolveRequest, phase="svm-step"):
 
     agent: int  # partition that opens the sum
     relaxation: float
-    sealed: bytes  # the beginning of the agent's pad of the sum before; at first empty
-    index: int  # number of the group's sum of the last iteration; at first 0
-    # Penalties of the agents in the last iteration, and in this one.
+    sealed: bytes  # beginning of the agent's pad of the previous sum; at first empty
+    index: int  # number of the group's previous sum; at first 0
+    # Penalties of the agents, in the last iteration and in this one.
     sigma: Floats = array("penalties", "one", dtype="float64")
     next_sigma: Floats = array("penalties", "one", dtype="float64")
-    # That sum under the agent's pad, without statistics; at first empty.
+    # The previous sum under the agent's pad, without statistics; at first empty.
     padded: Ring = array("padded", dtype="ring")
 
     def sum_name(self, before: str) -> str:
@@ -297,12 +297,12 @@ class CombineRequest(IterationRequest, phase="svm-combine"):
     role = AGENT
     pinned = ("relaxation",)
 
-    # Whether the group has finished an iteration, whose sum is delivered with this request; else
-    # the agent contributes what it has.
+    # Whether the group has finished an iteration and its sum is delivered; otherwise the agent
+    # contributes its present state.
     advance: bool
     relaxation: float
-    plain: bool  # whether this is the only agent, whose term is the total
-    leave_out: bool  # whether a run goes on without groups that fall silent
+    plain: bool  # whether this is the only agent, so that its term is the total
+    leave_out: bool  # whether the run goes on without lost groups
     outputs: int  # shape of a model
     width: int
     # Penalties of this iteration, and sigma of the next, shape (k, 1).
@@ -312,7 +312,7 @@ class CombineRequest(IterationRequest, phase="svm-combine"):
     users: Index = array("users", dtype="index")  # of the group
     # The global model, shape (k, d + 1).
     center: Floats = array("outputs", "width", dtype="float64")
-    # Where C is chosen: its position, how many were tried and how many folds were held out.
+    # If C is chosen: its position, numbers of candidates and of held-out folds.
     chosen: int = -1
     tried: int = 0
     folds: int = 0
@@ -385,8 +385,7 @@ class PlanRequest(StepRequest):
 
     agent: int  # partitions that open the group's sums, and the sums of outputs
     owner: int
-    # Positions of the plan's rows among those that the user announced, and their numbers in the
-    # plan.
+    # Positions of the plan's rows among the user's announced rows, and their numbers in the plan.
     take: Index = array("rows", dtype="index")
     place: Index = array("rows", dtype="index")
 
@@ -394,9 +393,9 @@ class PlanRequest(StepRequest):
 class ColumnsRequest(PlanRequest, phase="svm-columns"):
     """Contribute to the statistics of the group's columns."""
 
-    rows: int  # of the plan, to learn from
+    rows: int  # training rows of the plan
     all_rows: int  # with those held out, which follow them
-    standardised: bool  # whether columns are brought to variance 1; they are centred in any case
+    standardised: bool  # whether columns are scaled to variance 1; they are always centred
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Means and mean squares of the group's columns, in digits; for its agent."""
@@ -412,13 +411,13 @@ class VisitRequest(StepRequest, phase="svm-visit"):
 
     role = USER
     width: int  # columns of messages and weights
-    message_round: int  # steps in which message and weights, or coordinates, were sealed
+    message_round: int  # steps that sealed the message, and the weights or coordinates
     weights_round: int
-    coordinates: bytes  # means and deviations of the columns, sealed by the agent; once
-    # The label owner's message at the user's rows, sealed; empty if only the weights count.
+    coordinates: bytes  # means and deviations of the columns, sealed by the agent; sent once
+    # The label owner's message at the user's rows, sealed; empty if only the weights matter.
     message: bytes
     weights: bytes  # the group's weights, sealed by the agent; empty in the first visit
-    judge: bool  # whether outputs are those of the model, for held-out rows as well
+    judge: bool  # whether outputs are those of the model, also for held-out rows
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Products of the group's columns with a message, and outputs of the last weights."""
@@ -441,10 +440,10 @@ class BlockRequest(StepRequest, phase="svm-block"):
     """To agents of a vertical split: open the group's sum for the users."""
 
     role = AGENT
-    # "columns", "weights", "model" or "again": statistics of the columns; weights; weights of the
-    # model; or what was opened last.
+    # "columns": statistics of the columns; "weights"; "model": weights of the model; "again": the
+    # sum that was opened last.
     kind: str
-    rows: int  # to learn from
+    rows: int  # training rows
     standardised: bool  # see ColumnsRequest
     users: Index = array("users", dtype="index")  # of the group
 
@@ -461,29 +460,29 @@ class OwnerRequest(StepRequest, phase="svm-owner"):
     role = OWNER
     pinned = ("loss", "c", "tolerance", "rows")
 
-    # "start": make the first message; "first": the second, before any outputs; "step": the next
-    # one; "last": the model whatever the gap is; "again": seal the last one once more; "judge": the
-    # outputs of the model.
+    # "start": make the first message; "first": the second, before any outputs; "step": the next;
+    # "last": the model, whatever the gap; "again": seal the last one again; "judge": the outputs of
+    # the model.
     kind: str
     loss: str
     c: float  # C
-    tolerance: float  # relative duality gap at which the message is that of the model
-    rows: int  # to learn from
+    tolerance: float  # relative duality gap at which the message becomes that of the model
+    rows: int  # training rows
     bins: int = 0  # of the histograms of held-out rows, with "judge"
-    # All else with "start". Positions of the plan's rows among those that the owner announced.
+    # All else only with "start". Positions of the plan's rows among the owner's announced rows.
     take: Index = array("taken", dtype="index")
     users: Index = array("users", dtype="index")
-    sizes: Index = array("users", dtype="index")  # rows to learn from of each
-    place: Index = array("placed", dtype="index")  # their numbers in the plan, user by user
+    sizes: Index = array("users", dtype="index")  # training rows of each
+    place: Index = array("placed", dtype="index")  # their numbers in the plan, by user
 
 
 class OwnerReply(SVMReply, phase="svm-owner"):
     """The next message, and the state of convergence."""
 
     model: bool = False  # whether the message is that of the model
-    objective: float = 0.0  # of the present model; 0 while it is not known
-    bound: float = 0.0  # a lower bound of the optimum, likewise
-    sealed: Bytes = array("sealed", dtype="byte")  # the message at each user's rows in turn
+    objective: float = 0.0  # of the present model; 0 if unknown
+    bound: float = 0.0  # lower bound of the optimum; 0 if unknown
+    sealed: Bytes = array("sealed", dtype="byte")  # the message at each user's rows
     counts: Floats = array("counts", dtype="float64")  # outcomes on held-out rows, with "judge"
 
 
@@ -500,14 +499,14 @@ class PredictRequest(FeaturesRequest, StepRequest, phase="svm-predict"):
 
 
 class PredictReply(SVMReply, phase="svm-predict"):
-    samples: int  # rows that it predicted, 0 if it holds none out
+    samples: int  # predicted rows, 0 if none are held out
 
 
 class RecallRequest(StepRequest, phase="svm-recall"):
     """To agents of a vertical split: send the users the group's part of a model."""
 
     role = AGENT
-    model: str  # session of the run that made the model
+    model: str  # session of the model's run
     users: Index = array("users", dtype="index")  # of the group
 
 
@@ -539,14 +538,14 @@ class WriteRequest(StepRequest, phase="svm-write"):
     """To the label owner: open and write the outputs of its held-out rows."""
 
     role = OWNER
-    model: str  # session of the run that made the model
-    # Positions of the plan's rows among those that the owner announced.
+    model: str  # session of the model's run
+    # Positions of the plan's rows among the owner's announced rows.
     take: Index = array("taken", dtype="index")
     calibration: Floats = array("calibration", dtype="float64")  # see Calibration
 
 
 class WriteReply(SVMReply, phase="svm-write"):
-    samples: int  # rows that are predicted
+    samples: int  # predicted rows
 
 
 # -- runs with a budget of privacy
@@ -560,10 +559,10 @@ class GradientRequest(SVMRequest, phase="svm-gradient"):
 
     role = USER
     loss: str  # "hinge" or "logistic"
-    features: int  # random Fourier frequencies, 0 for the columns as they are
+    features: int  # random Fourier frequencies, 0 for plain columns
     gamma: float  # width of the kernel; 0 without features
     feature_seed: int
-    iterations: int  # of the run: what they may cost is divided among them
+    iterations: int  # of the run; the budget is divided among them
     model: Floats = array("outputs", "width", dtype="float64")
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:

@@ -27,7 +27,7 @@ from ..solvers.equations import equations_length
 
 Floats = NDArray[np.float64]
 
-#: Phases are added up on a circle of 2^64 steps.
+#: Phases are summed on a circle of 2^64 steps.
 CIRCLE = Encoding.circle(64)
 #: Name of the sum of the normal equations.
 EQUATIONS = "equations"
@@ -54,7 +54,7 @@ def usual_gamma(columns: int) -> float:
 def block_phases(x: Floats, block: Floats) -> Floats:
     """Return a block's part of the phases, (n, D)."""
     phases = x @ block[:, :-1].T + block[:, -1]
-    return np.where(np.isfinite(phases), phases, 0.0)  # of absurd widths: it must not show
+    return np.where(np.isfinite(phases), phases, 0.0)  # an overflow must not show
 
 
 def features(phases: Floats) -> Floats:
@@ -67,7 +67,7 @@ def features(phases: Floats) -> Floats:
     return out
 
 
-# -- noise of what is released: all sums are over whole cohorts, no party of them may be missing
+# -- noise of released sums, which are all over whole cohorts: no party may be missing
 
 
 def equations_release(

@@ -33,7 +33,7 @@ SEED_BYTES = 32
 #: Landmarks, or features, of a run.
 MOST_LANDMARKS = 1 << 16
 _FINGERPRINT_BYTES = 16
-_MOST_TOLD = 4  # secrets of an earlier run, of so many numbers of holders
+_MOST_TOLD = 4  # secrets of earlier runs to report, one per number of holders
 
 
 def draw_landmarks(

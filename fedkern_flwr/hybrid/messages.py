@@ -34,13 +34,13 @@ Index = NDArray[Any]
 
 #: Name of the sum of the mean distances of training rows to the landmarks.
 MEAN_DISTANCE = "mean distance"
-#: Sum of the hospitals' training rows of each class, where these are balanced.
+#: Sum of the hospitals' training rows of each class, if classes are balanced.
 CLASS_COUNTS = "class counts"
 #: Sum of the distances between landmarks, which the penalty rkhs needs.
 PAIRS = "landmark pairs"
-#: Name of the sum of products: they are linear in the normal equations, and compared with these.
+#: Name of the sum of products. Nodes treat it like the equations, in which it is linear.
 PRODUCTS = "equations#products"
-#: The numbers of a party may be beyond their exact bound by what rounding adds.
+#: Rounding may push a party's numbers slightly beyond their exact bound.
 _ROUNDED = 1.0 + 1e-9
 
 
@@ -94,7 +94,7 @@ class Facts:
         self, parties: str, name: str, length: int, bound: float, *, bits: int = 64, **more: Any
     ) -> SumSpec:
         """Return a sum over all of a set of parties, of numbers up to ``bound``."""
-        # a party that has nothing to add has a bound of zero, which no encoding has
+        # a party with nothing to add has a bound of zero, which no encoding allows
         encoding = Encoding.fixed_point(max(bound * _ROUNDED, sys.float_info.min), bits)
         known: dict[str, Any] = {"encoding": encoding, "wider": True, **more}
         return SumSpec(name=name, length=length, cohort=self.cohorts[parties], **known)
@@ -104,13 +104,13 @@ class HybridDescribeReply(TableReply):
     """Description of a hospital or centre; training rows come first."""
 
     block: str  # parties with the same block of features have the same columns
-    seeded: bool  # whether the secret of the block's landmarks is configured at the node
-    # Digests of the session and the secret of its landmarks: the one that is configured, or those
-    # that it took with other holders in earlier runs, "number of holders:digest" each.
+    seeded: bool  # whether the node has a configured secret for the block's landmarks
+    # Digests of the session and the secret of its landmarks: the configured one, or those of
+    # earlier runs with other holders, "number of holders:digest" each.
     secret_digests: str = ""
     square_bound: float  # largest squared, and absolute, distance within the declared ranges
     absolute_bound: float
-    fold_rows: int = 0  # least number of its training rows in a fold
+    fold_rows: int = 0  # fewest training rows in a fold
     fold_sum_rows: int = 0  # the same of all hospitals' rows
 
     def bound(self, kernel: str) -> float:
@@ -128,7 +128,7 @@ class HybridRequest(Message):
     """Fields of every request of the method."""
 
     session: str = ""
-    round: int = 0  # grows with every exchange, so that duplicates are noticed
+    round: int = 0  # grows with each exchange, so that duplicates are recognised
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
         """Return the secure sums of the request."""
@@ -142,9 +142,9 @@ class HybridReply(Message):
 
 
 class PlainReply(HybridReply):
-    # Of its landmarks, as in DistancesReply; where a request says how the kernel is made.
+    # Of its landmarks, as in DistancesReply; if the request says how to make the kernel.
     fingerprint: bytes = b""
-    # The vector itself where a single hospital has nobody to sum with, else nothing.
+    # The vector itself if a single hospital has no other to sum with, else nothing.
     plain: tuple[Floats, ...] = arrays("numbers", dtype="float64")
 
 
@@ -157,7 +157,7 @@ class RowsRequest(HybridRequest):
 
     hospitals: Index = array("hospitals", dtype="index")  # partitions
     trains: Index = array("hospitals", dtype="index")  # training rows of each, which come first
-    starts: Index = array("hospitals", dtype="index")  # positions that are asked for now
+    starts: Index = array("hospitals", dtype="index")  # requested positions
     stops: Index = array("hospitals", dtype="index")
 
     @property
@@ -177,9 +177,9 @@ class RowsRequest(HybridRequest):
 class MomentsRequest(RowsRequest, phase="hybrid-moments"):
     """Agree on the landmarks of blocks with several holders, before the distances."""
 
-    moments: bool  # whether to add up moments of the block's training rows
-    sampling: str  # which moments: see hybrid/landmarks.py
-    # At the party that draws the block's secret: for whom to seal it. Else empty.
+    moments: bool  # whether to sum moments of the block's training rows
+    sampling: str  # kind of moments: see hybrid/landmarks.py
+    # At the party that makes the block's secret: receivers of the sealed secret. Else empty.
     peers: Index = array("peers", dtype="index")
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
 
@@ -216,23 +216,23 @@ class KernelRequest(HybridRequest):
     kernel: str
     sampling: str
     landmarks: int  # m; of basis "fourier" 2 D features
-    basis: str = "landmarks"  # or "fourier": phases take the place of distances
-    # The holder of this block that sealed ``sealed_seed``, its secret; -1: it is the party's own.
-    # Of two holders nothing is sealed: the secret is that of their pair.
+    basis: str = "landmarks"  # or "fourier": phases instead of distances
+    # The holder of this block that sealed ``sealed_seed``, its secret; -1: the party's own. Two
+    # holders need no seal: they use the secret of their pair.
     seed_from: int
-    lasting: bool = False  # whether the secret is that of an earlier run of the same holders
+    lasting: bool = False  # whether to use the same holders' secret of an earlier run
     holders: int = 1  # of this block
-    # Whether all hospitals make their kernels by themselves, of this block: their landmarks are the
-    # same, and they have no sum where these, or what is asked about them, differ.
+    # Whether all hospitals make their own kernels, of this block: with different landmarks or
+    # requests they have no sum.
     alike: bool = False
-    model: str  # for predictions: session and step of the run that made the model; else empty, 0
+    model: str  # for predictions: session and step of the model's run; else empty, 0
     model_round: int
-    save_as: int  # step under which to keep what resuming or predicting needs; 0: nothing is kept
+    save_as: int  # step under which to save what resuming or predicting needs; 0 for none
     landmark_pairs: bool  # whether to add this block's distances between landmarks to a sum
     keep_training: bool  # whether a hospital keeps the kernel of its training rows
-    # One width, or one per landmark; none where it is chosen later: then hospitals keep distances.
+    # One width, or one per landmark; empty if it is chosen later: then hospitals keep distances.
     fixed_gammas: Floats = array("fixed", dtype="float64")
-    moments: Floats = array("moments", dtype="float64")  # added up; empty for the party's own
+    moments: Floats = array("moments", dtype="float64")  # summed; empty for the party's own
     sealed_seed: Bytes = array("bytes", dtype="byte")  # empty if there is none
 
 
@@ -247,7 +247,7 @@ class DistancesRequest(KernelRequest, RowsRequest, phase="hybrid-distances"):
         circle: dict[str, Any] = {"encoding": CIRCLE, "wider": False}
         phases = self.basis == "fourier"  # half as many as features
         for hospital, train, start, stop, _ in self.parts:
-            if start == stop:  # it makes its kernel alone
+            if start == stop:  # the hospital makes its kernel alone
                 continue
             whole = distances_sum(hospital, start, train)
             name = whole if whole in facts.wanted else distances_sum(hospital, start, None)
@@ -280,10 +280,10 @@ class EquationsRequest(HybridRequest, phase="hybrid-equations"):
     """
 
     folds: int = 1  # into which a hospital splits its training rows
-    # To choose from: each one width, or one per landmark; none if it is known.
+    # Candidates: each one width, or one per landmark; empty if the width is known.
     gammas: Floats = array("widths", "gammas", dtype="float64")
-    balanced: bool = False  # whether rows weigh so much that all classes count alike
-    # Of balanced ones: training rows of each class; empty where one hospital has all.
+    balanced: bool = False  # whether rows are weighted so that all classes count alike
+    # If balanced: training rows per class; empty if one hospital has all rows.
     class_counts: Floats = array("classes", dtype="float64")
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
@@ -303,7 +303,7 @@ class EquationsRequest(HybridRequest, phase="hybrid-equations"):
         else:
             name = equations_sum(self)
             length = tuning_length(m, outputs, self.folds, len(self.gammas))
-            # weights of balanced rows are as many in all as there are rows
+            # weights of balanced rows sum to the number of rows
             bound = self.class_counts.sum() if self.balanced else most * max(1.0, label**2)
         return [facts.over("hospitals", name, length, bound, release=release, products=m)]
 
@@ -336,11 +336,11 @@ class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
     count: bool  # whether to add the counts of the held-out rows to a secure sum
     bins: int = 0  # of the histograms among them, 0 for none
     coefficients: Floats = array("landmarks", "outputs", dtype="float64")
-    # The width, or one per landmark, if it was chosen in this run.
+    # The width, or one per landmark, if chosen in this run.
     gammas: Floats = array("gammas", dtype="float64")
     calibration: Floats = array("calibration", dtype="float64")  # of a saved model, see Calibration
-    # Of a saved model that predicts variances: s^2 of each output, and the transposed inverse of
-    # the Cholesky factor of K^T K + lambda I.
+    # For a saved model with variances: s^2 of each output, and the transposed inverse of the
+    # Cholesky factor of K^T K + lambda I.
     noise: Floats = array("noise", dtype="float64")
     factor: Floats = array("factors", "factors", dtype="float64")
 
@@ -361,8 +361,8 @@ class CoefficientsReply(PlainReply, phase="hybrid-coefficients"):
     """See :class:`PlainReply`."""
 
 
-# Where no centre has rows, each hospital makes the kernel of all its rows by itself. Then the first
-# request says how, and no distances travel before it.
+# If no centre has rows, each hospital makes the kernel of its own rows. Then the first request says
+# how, and no distances are sent before it.
 
 
 class OwnEquationsRequest(KernelRequest, EquationsRequest, phase="hybrid-own-equations"):
@@ -373,7 +373,7 @@ class OwnProductRequest(KernelRequest, ProductRequest, phase="hybrid-own-product
     """Compute the kernel, then answer as to a ProductRequest."""
 
 
-#: Phase of a request -> the request that says how the kernel is made as well.
+#: Phase of a request -> the request that also says how to make the kernel.
 OWN: dict[str, type[KernelRequest]] = {
     EquationsRequest.phase: OwnEquationsRequest,
     ProductRequest.phase: OwnProductRequest,

@@ -25,7 +25,7 @@ Positions = NDArray[np.int32]
 MissingBlocks = Literal["error", "drop-row", "neutral"]
 
 HOSPITAL, CENTRE = "hospital", "centre"
-#: Refuses partitions that clash and pseudonyms that come twice.
+#: Refuses clashing partitions and duplicate pseudonyms.
 check_parties = partial(
     check_tables,
     roles=(HOSPITAL, CENTRE),

@@ -29,8 +29,8 @@ ProductKernel = Literal["rbf", "laplacian"]
 PRODUCT_KERNELS = ("rbf", "laplacian")
 
 _CHUNK = 1 << 22  # numbers of a temporary array, 32 MB
-# Distances made at once: they stay in the processor's cache, and the product is too small for
-# threads of BLAS, which would spin on for a while and keep others from their work.
+# Distances computed at once: they stay in the processor's cache. The product is too small for BLAS
+# threads, which would keep spinning and slow down other work.
 _BLOCK = 1 << 15
 
 
@@ -53,8 +53,16 @@ def partial_distances(x: Floats, landmarks: Floats, kernel: ProductKernel) -> Fl
     if not x.shape[1]:
         return np.zeros((n, m))
     out, rows = np.empty((n, m)), max(1, _BLOCK // max(1, m))
-    # -2 x.w + |x|^2 + |w|^2 as one matrix product into the result: no temporary of its size
-    # around the landmarks, since features far from zero would lose their digits in the squares
+    # -2 x.w +
+    #
+    # x
+    #
+    # ^2 +
+    #
+    # w
+    #
+    # ^2 as one matrix product into the result, without a temporary of its size. Centred at the
+    # landmarks: features far from zero would lose their digits in the squares.
     middle = landmarks.mean(axis=0)
     near, places = x - middle, landmarks - middle
     left = np.hstack([near, np.einsum("nd,nd->n", near, near)[:, None], np.ones((n, 1))])
@@ -75,7 +83,7 @@ def partial_distances(x: Floats, landmarks: Floats, kernel: ProductKernel) -> Fl
 
 
 def _city_block(x: Floats, landmarks: Floats, out: Floats) -> None:
-    from scipy.spatial.distance import cdist  # the Gaussian kernel does without
+    from scipy.spatial.distance import cdist  # only the Laplacian kernel needs it
 
     cdist(x, landmarks, "cityblock", out=out)
 
@@ -142,4 +150,4 @@ def features_of(x: Floats, *, bandwidth: float, features: int, seed: int) -> Flo
     widths = np.array([bandwidth], "<f8").tobytes()
     z = feature_map(widths, x.shape[1], features, seed, "float64", "orthogonal")(x)
     finite = np.isfinite(z[:, 0]).all(axis=1, keepdims=True)
-    return np.where(finite, z[:, 0], 0.0)  # of absurd bandwidths: it must not show
+    return np.where(finite, z[:, 0], 0.0)  # an overflow must not show

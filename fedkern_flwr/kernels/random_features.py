@@ -14,17 +14,15 @@ from ..seeding import derive_seed
 
 # -- random directions of a kernel, drawn block by block from secrets of the parties
 #
+#
 # A direction omega spans the columns of all parties. Under the Gaussian and the Laplacian kernel
-# its components are independent, so each party may draw those of its own columns from a secret of
-# its own: together they have the same law, and nobody can solve phases omega^T x + b for the
-# columns of somebody else. The offset b is a sum of one number per party, fixed per direction.
+# its components are independent. So each party may draw those of its columns from its own secret:
+# the law is the same, and no other party can solve phases omega^T x + b for these columns. The
+# offset b is a sum of one number per party, fixed per direction.
 #
-# References
-# ----------
-# Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NIPS 2007.
 #
-# Gu, Dang, Li and Huang, "Federated Doubly Stochastic Kernel Learning for Vertically Partitioned
-# Data", KDD 2020, section 2.2.1.
+# Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NIPS 2007. Gu, Dang, Li and
+# Huang 2020 (FDSKL), section 2.2.1.
 
 Floats = NDArray[np.float64]
 Kernel = Literal["rbf", "laplacian"]
@@ -202,7 +200,7 @@ class FeatureMap:
 
     def __call__(self, x: Real) -> Real:
         x = x.astype(self.dtype, copy=False)
-        # Row by row for a few rows: BLAS would wake its threads, and waits when cores are busy.
+        # Row by row for a few rows: BLAS would start threads, and wait when cores are busy.
         rows = x[:, None] if 1 < len(x) <= _FEW_ROWS else x
         phase = rows @ self._frequencies
         phase = phase.reshape(len(x), self.kernels, self.features)
@@ -213,7 +211,7 @@ class FeatureMap:
         return z
 
 
-#: The map of these arguments, made once in a process.
+#: The map of these arguments, cached per process.
 feature_map = lru_cache(maxsize=8)(FeatureMap)
 
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: Chance of a false alarm at a message, as far as errors of messages are independent.
+#: Chance of a false alarm per message, if errors of messages are independent.
 DELTA = 0.002
 _LEAST = 5  # messages on each side of a change
-_MOST = 400  # messages that are looked at one by one; more are looked at in blocks
+_MOST = 400  # messages that are tested one by one; more are tested in blocks
 _TINY = 1e-12
 
 

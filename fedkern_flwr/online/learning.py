@@ -20,10 +20,10 @@ Floats = NDArray[np.float64]
 WeightRule = Literal["exponential", "adahedge"]
 StepSize = Literal["paper", "adaptive"]
 Selection = Literal["bins", "subset"]
-#: Predicted before anything is learned where labels in [0, 1] are learned around it.
+#: Initial prediction for labels in [0, 1].
 CENTRE = 0.5
-#: c of AdaGrad-norm for a client's own steps between messages: with 1, as at the server, what one
-#: client's samples teach is noisier than the mean of all clients' gradients.
+#: c of AdaGrad-norm for a client's own steps between messages. A single client's gradients are
+#: noisier than the mean over clients, for which the server uses 1.
 LOCAL_STEP = 0.5
 #: Whether every client chooses its own kernels or all share a public choice per round.
 Subset = Literal["private", "shared"]
@@ -54,7 +54,7 @@ def exponential_weights(
     cumulative : ndarray, shape (N,)
         The sums after the last sample.
     """
-    if len(losses) == 1:  # as below, in a third of the time
+    if len(losses) == 1:  # same result as below, in a third of the time
         weights = np.exp(learning_rate * (np.minimum.reduce(cumulative) - cumulative))
         return (weights / np.add.reduce(weights))[None], cumulative + losses[0]
     past = np.empty((losses.shape[0] + 1, losses.shape[1]))
@@ -105,7 +105,7 @@ class Hedge:
             # the leader's weight is one over the sum of all, of which its own share is 1
             grown = float(np.exp(rate * (after.min() - after)).sum() * weights.max())
             mixed -= math.log(grown) / rate
-        if losses.size > 1:  # one alone is the mixture
+        if losses.size > 1:  # a single expert is the mixture
             self.gap += max(0.0, float(weights @ losses - mixed))
         self.losses = after
         return weights
@@ -116,7 +116,7 @@ def kernel_weights(
 ) -> tuple[Floats, Floats, float]:
     if rule == "exponential":
         return *exponential_weights(cumulative, losses, learning_rate), gap
-    hedge = Hedge(cumulative, gap)  # depends on the sample before, so one follows the other
+    hedge = Hedge(cumulative, gap)  # each step needs the one before
     weights = np.array([hedge.learn(loss) for loss in losses])
     return weights, hedge.losses, hedge.gap
 
@@ -252,7 +252,7 @@ def select_subset(
         inclusion += (1.0 - exploration) * _capped(weights, wanted)
     order = rng.permutation(kernels)
     ends = np.cumsum(inclusion[order])
-    ends[-1] = wanted  # but for rounding it is
+    ends[-1] = wanted  # exactly, not only up to rounding
     points = np.searchsorted(ends, np.arange(wanted) + rng.random(), side="right")
     chosen = np.sort(order[points]).astype(np.int32)
     return chosen, inclusion[chosen]
@@ -275,7 +275,7 @@ class GradientDescent:
 
     def __init__(self, step: float) -> None:
         self.step = step
-        self.state: Floats = np.zeros(0)  # nothing to remember
+        self.state: Floats = np.zeros(0)  # there is no state
 
     def update(self, theta: Floats, gradient: Floats) -> None:
         theta -= self.step * gradient

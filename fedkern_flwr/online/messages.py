@@ -33,13 +33,13 @@ Chosen = NDArray[np.int32]
 STATISTICS = 6
 #: Keeps squared regrets within the bound of a secure sum.
 REGRET_SCALE = 1024.0
-#: Mean squared error that the mean of labels in [0, 1] has at most.
+#: Largest mean squared error of the mean of labels in [0, 1].
 LARGEST_VARIANCE = 0.25
 #: Names of the secure sums, and the public bound on each of their numbers.
 UPDATE_SUM, EVALUATE_SUM, SUM_BOUND = private.UPDATE_SUM, "evaluate", 2.0**20
 
 
-# -- what requests and replies have in common
+# -- common parts of requests and replies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,33 +65,33 @@ class Facts:
 class StreamRequest(Message):
     """Fields of every request of an online method."""
 
-    #: Name of the secure sum that it asks for; none where nothing of it may be told in secure runs.
+    #: Name of the secure sum; empty if secure runs must not release the result.
     sum_name: ClassVar[str] = UPDATE_SUM
 
     session: str = ""
-    round: int = 0  # from 1; a node refuses one that it has already done
+    round: int = 0  # from 1; a node refuses a round that it has already done
     step: int = 0  # index of the first sample of this round in the node's stream, from 0
     samples: int = 0  # B, samples to take
     checkpoint_every: int = 0  # rounds from one saved private state to the next; 0 saves none
-    whole: bool = False  # whether a secure sum is one of everybody, which opens by itself
-    # of a run with a budget of privacy, see private.py: how far a residual counts, samples of the
-    # largest message, and how many messages there are
+    whole: bool = False  # whether secure sums are over all clients, and open without unmasking
+    # With a privacy budget (see private.py): clip of residuals, samples of the largest message,
+    # number of messages.
     clip: float = 0.0
     most: int = 0
     messages: int = 0
 
-    # -- what it sums. The server orders it and a node compares: so it follows from the request and
-    # from facts that both know
+    # -- the sums. A node compares the server's request with its own, so they follow only from the
+    # request and facts that both know.
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
         """Return the secure sums that the request declares."""
         if not self.sum_name:
             return []
-        length, release = 2, None  # of held-out rows: how many, and their squared error
+        length, release = 2, None  # for held-out rows: their number and squared error
         if self.sum_name == UPDATE_SUM:
             length = self.numbers(facts.columns)
             release = None if facts.budget is None else self.release(facts, facts.budget)
-            # statistics are of all samples so far, which the noise of one message does not hide
+            # statistics cover all samples so far, which the noise of one message does not hide
             length += STATISTICS if release is None else 0
         spec = SumSpec(
             name=self.sum_name,
@@ -137,7 +137,7 @@ class StreamRequest(Message):
         return {}
 
     def _noise_problem(self, largest: float) -> str:
-        # else whether the sum fits, rounded as it is, would depend on values
+        # otherwise an overflow of the sum would depend on values
         if not 0.0 < self.samples * largest <= SUM_BOUND / 2 or self.messages < 1:
             return "residuals without a bound"
         return "" if self.samples <= self.most else "a message of more samples"
@@ -160,18 +160,18 @@ class DictionaryRequest(StreamRequest):
 
     bandwidths: bytes  # N of them, little-endian float64
     features: int  # D, frequencies per kernel
-    seed: int  # of the frequencies and of the public draws
+    seed: int  # of the frequencies and of public random choices
     regularization: float  # lambda
     precision: str  # arithmetic of the features
-    frequency_draw: str  # independent or orthogonal
-    centre: float  # around which labels are learned: what theta = 0 predicts
+    frequency_draw: str  # "independent" or "orthogonal"
+    centre: float  # prediction of theta = 0
 
 
 class KernelRequest(DictionaryRequest):
     """Request with the global parameters of kernels."""
 
-    # of how many frequencies of the kernels in question, drawn publicly, gradients are sent; 0 for
-    # all. Then a gradient has a row, sine and cosine, for each of them
+    # Number of frequencies, over all requested kernels, with gradients in the sum; chosen publicly.
+    # 0 for all. A gradient then has a row, sine and cosine, per frequency.
     released: int
     theta: Real = array("kernels", "width")
 
@@ -233,7 +233,7 @@ class KernelRequest(DictionaryRequest):
 class StreamReport(Message):
     """Report of a node's prediction error so far."""
 
-    round: int = 0  # that is answered
+    round: int = 0  # of the request
     total_samples: int  # predicted so far
     total_squared_error: float  # summed over them
 
@@ -304,8 +304,8 @@ class PersonalRequest(KernelRequest, phase="online-personal"):
     exploration: float  # xi
     weight_rule: str  # exponential or adahedge
     learning_rate: float  # eta_k
-    # of the node's own steps from one sample of a message to the next, see learning.LOCAL_STEP; 0
-    # for none, as in the paper
+    # Scale of the node's own steps between samples of a message, see learning.LOCAL_STEP; 0 for
+    # none, as in the paper.
     local_step: float = 0.0
 
     def kernels_summed(self) -> Chosen:
@@ -407,16 +407,16 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
     bandwidths: bytes  # of the kernels, little-endian float64; empty until a width is known
     seed: int  # of the frequencies
     regularization: float  # lambda
-    forgetting: float  # of learners that forget; 1 if there are none
+    forgetting: float  # of learners that forget; 1 without such learners
     centre: float  # around which labels are learned
     raw: bool  # whether raw columns are summed, in every message
     summed: int  # D', frequencies of each kernel that are summed in some messages
-    shared: int  # so many of the kernels, the first ones
-    sums: bool  # whether this is one of them
-    window: int  # first sample that is not in what the learners on features begin from
-    begun: bool  # whether there was one before
-    inverses: int  # so many of the global learners come with their inverses
-    starts: Floats = array("numbers", dtype="float64")  # what the global learners begin from
+    shared: int  # number of summed kernels, the first ones
+    sums: bool  # whether this message sums features
+    window: int  # first sample that the received learners on features lack
+    begun: bool  # whether an earlier message summed features
+    inverses: int  # number of global learners that come with inverses
+    starts: Floats = array("numbers", dtype="float64")  # initial state of the global learners
 
     def numbers(self, columns: int) -> int:
         raw = ridge.numbers(columns + 1) if self.raw else 0

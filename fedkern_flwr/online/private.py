@@ -31,9 +31,9 @@ Floats = NDArray[np.float64]
 UPDATE_SUM = "update"
 #: Clip of residuals of labels in [0, 1].
 CLIP = 0.1
-#: Bound of labels without their centre.
+#: Bound of centred labels.
 LABELS = 0.5
-_FLOAT32 = 1.0 + 1e-5  # by what features of 32 bits may be longer than one
+_FLOAT32 = 1.0 + 1e-5  # rounding: features of 32 bits may be slightly longer than 1
 
 
 class Times(NamedTuple):

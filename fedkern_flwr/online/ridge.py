@@ -21,15 +21,15 @@ Experts = Literal[
     "all", "local-ridge", "global-ridge", "local-kernels", "global-kernels", "local", "global"
 ]
 
-#: Rows after which a learner of this client alone takes part, if its features are not fewer.
+#: Rows after which a local learner takes part, at most its number of features.
 NAP = 20
 #: Rows that a learner takes at once.
 _BLOCK = 32
-#: Fewer rows than these are multiplied with packed triangles, one by one.
+#: Below so many rows, rows are multiplied with packed triangles one by one.
 _FEW = 16
-#: Unless features are no more than these: then inverses stay whole matrices between messages.
+#: Up to so many features, inverses stay whole matrices between messages.
 _SMALL = 64
-#: The kernels' widths over twice the distance of rows, in the order in which kernels are added.
+#: Widths of the kernels, relative to twice the distance of rows, in the order of kernels.
 _WIDTHS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0)
 
 
@@ -43,7 +43,7 @@ def sums(phi: Floats, y: Floats, scale: float = 1.0) -> Floats:
     across, (*stack, n, p) = scale * phi.swapaxes(-1, -2), phi.shape
     if n > 1:
         return np.concatenate([_triangle(across @ phi), across @ y], axis=-1)
-    from scipy.linalg import blas  # other methods do without
+    from scipy.linalg import blas  # other methods do not need it
 
     found = np.zeros((*stack, numbers(p)))
     found[..., -p:] = across @ y
@@ -148,7 +148,7 @@ class Ridges:
         self._triangles, self.theta, p = inverse, theta, theta.shape[-1]
         self._since = theta[..., None, :][..., :0, :] if since is None else since
         self._scale = scale
-        self._whole = np.zeros(0)  # the inverses as matrices, while many rows are learned
+        self._whole = np.zeros(0)  # the inverses as matrices, if many rows are learned
         if inverse is not None and p > 1 and inverse.shape[-1] == p * p:
             self._whole = inverse.reshape(*theta.shape, p).copy()
         self.memory, self.rows = memory, rows
@@ -227,7 +227,7 @@ class Ridges:
         spread[..., each, each] += ages
         try:
             factor = np.linalg.cholesky(spread)
-        except np.linalg.LinAlgError:  # of inverses that are none: whether it fails must not show
+        except np.linalg.LinAlgError:  # a failure on invalid inverses must not show
             self.rows += n
             return np.asarray((phi @ self.theta[..., None])[..., 0][..., ::some])
         wrong = (y - (phi @ self.theta[..., None])[..., 0])[..., None]

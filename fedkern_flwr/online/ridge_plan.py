@@ -15,9 +15,9 @@ from ..guard.counting import least_samples
 from .messages import SUM_BOUND
 from .ridge import numbers
 
-#: Samples per message at most, unless they are given or the sums of raw columns need more.
+#: Most samples per message, unless set by the user or needed for raw columns.
 MOST_SAMPLES = 50
-#: Features are summed over at most so many times the samples that one message would need for them.
+#: Features are summed over at most so many times the samples that one message would need.
 _WAIT = 2
 
 
@@ -108,12 +108,12 @@ def plan(
     if for_raw > max(fewest, enough):
         for_raw = 0
     raw *= for_raw > 0
-    if raw and fewest > 1:  # what windows of two runs differ by has products of raw columns too
+    if raw and fewest > 1:  # windows of two runs differ in products of raw columns, too
         fewest = max(fewest, math.ceil(wide * columns))
         for_raw = fewest * math.ceil(for_raw / fewest)
     if given is None:
         shared = raw + kernels * numbers(2 * features)
-        # or clients need nothing of each other
+        # nothing is shared: clients are independent
         wanted = least(shared, 2 * features * (kernels > 0)) if shared else MOST_SAMPLES
         most = max(for_raw, min(wanted, MOST_SAMPLES, samples), fewest)
     left, down = min(room * most, up) - fixed - raw, down - columns * (for_raw > 0)

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from ..errors import OptionError, TableError
 from ..plain_text import read_json
 
-#: Rows that a client of a stream says it has: it sums as many as a message takes, or none.
+#: Number of rows that a stream's client reports: each message takes its own number.
 ROWS = 1 << 40
-#: What is said of a stream without enough rows, which the server may know.
+#: Reasons for too few rows, which the server may see.
 LATE, ENDED = "its stream has too few new rows yet", "its stream has ended"
 
-_LOOK = 0.2  # seconds from one look for new rows to the next
-_HEAD = 1024  # bytes by which a file is known again
+_LOOK = 0.2  # seconds between two checks for new rows
+_HEAD = 1024  # bytes that identify a file
 _SEPARATORS = ",;\t|"
 _MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 _WORDS = {"true": 1.0, "false": 0.0}
@@ -106,7 +106,7 @@ class IteratorSource:
 
     def __init__(self, rows: Iterable[Any], columns: Sequence[str] = ()) -> None:
         self._rows, self._columns = iter(rows), tuple(columns)
-        self._ahead: deque[Any] = deque()  # items that were read and have not taken part
+        self._ahead: deque[Any] = deque()  # items that were read and not used yet
         self._first = 0  # place of the first of them
 
     def names(self, wait: float) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class IteratorSource:
             if problem := _pair(item, found.width):
                 found.why[problem] += 1
             else:
-                found.width = len(item[0])  # of the first row, if no columns are named
+                found.width = len(item[0])  # of the first row, without column names
                 found.put(item[0], float(item[1]))
         after = Place(number, skipped=place.skipped + found.why.total())
         return found.result(after, ended=ended, anew=False)
@@ -364,7 +364,7 @@ def _json_cells(line: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-# -- the file of a stream: a node's own, or one into which what comes to a socket is written
+# -- the file of a stream: the node's own, or that of its feeder for rows from a socket
 
 
 class Address(NamedTuple):

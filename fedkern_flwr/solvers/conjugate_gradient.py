@@ -267,11 +267,12 @@ def _damaged() -> CheckpointError:
 
 # -- a randomised Nystrom preconditioner of K^T K + lambda I, from one product with probe vectors
 #
-# With orthonormal probes Omega, (m, s), and the sketch Y = K^T K Omega, the Nystrom approximation
-# Y (Omega^T Y)^-1 Y^T = U diag(l) U^T has the large eigenvalues of K^T K. The preconditioner
-# divides by them on the span of U and leaves the rest alone, so that with s a little above the
-# effective dimension of K^T K a few iterations remain. In the federated method the sketch is one
-# secure sum over the hospitals and all else is local.
+#
+# With orthonormal probes Omega, (m, s), and the sketch Y = K^T K Omega, the Nystrom approximation Y
+# (Omega^T Y)^-1 Y^T = U diag(l) U^T has the large eigenvalues of K^T K. The preconditioner divides
+# by them on the span of U and is the identity elsewhere. With s a little above the effective
+# dimension of K^T K few iterations remain. In the federated method the sketch is one secure sum
+# over the hospitals.
 
 
 def probe_vectors(m: int, rank: int, seed: int) -> Floats:
@@ -287,7 +288,7 @@ def probe_vectors(m: int, rank: int, seed: int) -> Floats:
         )
     rng = np.random.default_rng(derive_seed(seed, "probes"))
     q, r = np.linalg.qr(rng.standard_normal((m, min(m, rank))))
-    signs = np.where(np.diagonal(r) < 0.0, -1.0, 1.0)  # libraries differ in the signs they choose
+    signs = np.where(np.diagonal(r) < 0.0, -1.0, 1.0)  # libraries choose different signs
     return np.asarray(q * signs)
 
 

@@ -44,7 +44,7 @@ from .losses import expit
 __all__ = ["LOSSES", "LabelOwner", "Loss", "Optimum", "objective", "restricted_optimum"]
 
 Floats = NDArray[np.float64]
-_PRECISION = 1e-9  # relative duality gap, or Newton decrement, of the label owner's own problem
+_PRECISION = 1e-9  # relative duality gap, or Newton decrement, of the restricted problem
 _ITERATIONS = 100
 _ROUNDING = 1e-12  # of the squared norms of columns, relative to the largest
 
@@ -230,7 +230,7 @@ class LabelOwner:
         self.sent, self.outputs = np.empty((n, 0)), np.empty((n, 0))
         self.objective, self.bound = np.full(k, np.inf), np.full(k, -np.inf)
         self.bias = np.zeros(k)
-        self._waiting: list[tuple[Floats, Floats]] = []  # objective and scale of messages sent
+        self._waiting: list[tuple[Floats, Floats]] = []  # objective and scale of pending messages
         self._solve()
 
     @property

@@ -11,9 +11,9 @@ from ..kernels.product import kernel_from_distances
 
 Floats = NDArray[np.float64]
 
-#: Most widths and folds that a hospital answers for.
+#: Most widths and folds that a hospital accepts.
 MOST_WIDTHS, MOST_FOLDS = 9, 5
-#: Factors of the width of one landmark after the other, over and over.
+#: Factors of the width for successive landmarks, repeated.
 SPREAD = (0.5, 2.0)
 
 

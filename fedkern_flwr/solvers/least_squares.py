@@ -82,17 +82,16 @@ def check_regularization(value: float) -> None:
 
 # -- width and lambda, chosen from the normal equations of several widths
 
-#: Folds and widths that may be summed, the best first; one fold is none: GCV.
+#: Numbers of folds and widths to sum, the best first; one fold means GCV.
 PLANS = ((5, 9), (5, 5), (5, 3), (3, 3), (1, 9), (1, 5), (5, 1), (1, 3), (3, 1), (1, 1))
-#: Weights of the penalty that are tried, for each training row.
+#: Candidates for the penalty's weight per training row.
 LAMBDAS = 10.0 ** np.arange(-10.0, 0.1, 0.5)
-#: The same where numbers are predicted, which may be without noise. What is rounded in a sum counts
-#: as some 10^-16.
+#: The same for regression, which may be without noise. Sums are rounded by some 10^-16.
 LAMBDAS_OF_NUMBERS = 10.0 ** np.arange(-13.0, 0.1, 0.5)
-#: Errors that differ by less, relative to the least, are ties: the smoother model is taken.
+#: Errors within this relative difference of the least are ties: the smoother model is used.
 TIE = 1e-6
-#: The same of generalised cross-validation where numbers are predicted: rows far from all others
-#: count little in a mean, and a lambda that is too small for them costs them much.
+#: The same for GCV of regression. Rows far from all others count little in a mean error, and too
+#: small a lambda makes them much worse.
 TIE_OF_NUMBERS = 1e-2
 _STEPS = {9: range(-4, 5), 5: range(-2, 3), 3: range(-1, 2), 1: range(1)}
 _CAUTION = 1.4

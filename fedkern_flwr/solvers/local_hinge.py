@@ -31,14 +31,14 @@ from .losses import ROUNDING, reduced, solve_exactly
 
 Floats = NDArray[np.float64]
 
-EXCHANGES = 10  # most of rows between the bounds and the inside
-INVERTED = 1e-6  # error of an inverse from which a path can begin
-DEPENDENT = 1e-7  # relative length of what is left of a row that depends on others
-PIECES = 50  # most of a path, and two for each column
-REFINED = 3  # times that the end of a path is
-PRECISION = 1e-12  # duality gap at which rows inside are told from those at a bound, if repeated
-STEPS = 100  # most of the interior point method
-DOUBT = 1e-4  # below this share of its slack a multiplier is zero
+EXCHANGES = 10  # most exchanges between the bounds and the inside
+INVERTED = 1e-6  # largest error of an inverse at the start of a path
+DEPENDENT = 1e-7  # relative length of a residual below which a row depends on others
+PIECES = 50  # most pieces of a path, plus two per column
+REFINED = 3  # refinements at the end of a path
+PRECISION = 1e-12  # duality gap that identifies the rows inside
+STEPS = 100  # most steps of the interior point method
+DOUBT = 1e-4  # below this share of its slack a multiplier counts as zero
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -69,7 +69,7 @@ def nearest(z: Floats, margins: Floats, starts: Sequence[Floats] | Floats) -> Fl
 def _is_exact(z: Floats, margins: Floats, beta: Floats) -> bool:
     u, allowed = beta @ z, 1.0 + np.abs(margins).max()
     wrong = _violations(beta, margins - z @ u).max()
-    if wrong > ROUNDING * allowed:  # else the lengths of the columns are of no matter
+    if wrong > ROUNDING * allowed:  # otherwise the lengths of the columns do not matter
         columns = np.sqrt(np.einsum("ij,ij->j", z, z))
         allowed += columns @ np.abs(u) / np.sqrt(len(z))
     return bool(wrong <= ROUNDING * allowed)
@@ -148,12 +148,12 @@ class _Path:
         except np.linalg.LinAlgError:
             return None
         if m and np.abs(products @ inverse - np.eye(m)).max() > INVERTED:
-            return None  # rows inside depend on each other, as in tables of few values
+            return None  # rows inside depend on each other, as in tables with few values
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             if not self._follow(change, PIECES + 2 * z.shape[1]):
                 return None
         free, inverse = self.order[: self.inside], self.inverse[: self.inside, : self.inside]
-        for _ in range(REFINED):  # the inverse has become less exact on the way
+        for _ in range(REFINED):  # the inverse has lost precision on the way
             beta[free] += inverse @ (margins - z @ (beta @ z))[free]
         return np.clip(beta, 0.0, 1.0)
 
@@ -185,7 +185,7 @@ class _Path:
         self._stop(row, side)
         column = inverse[: m + 1, k].copy()
         inverse[: m + 1, : m + 1] -= np.multiply.outer(column, column / column[k])
-        inverse[k, : m + 1] = inverse[m, : m + 1]  # the last takes its place
+        inverse[k, : m + 1] = inverse[m, : m + 1]  # the last row takes its place
         inverse[: m + 1, k] = inverse[: m + 1, m]
         self.rows[k], self.order[k] = self.rows[m], self.order[m]
 
@@ -276,7 +276,7 @@ def interior_point(
             change = solve_exactly(hessian, rows.T @ (a + pull / scale) - ridge * point)
             da = (pull - rows @ change) / scale
             ds, dt = (right_s - s * da) / a, (right_t + t * da) / rest
-            pairs = ((a, da), (rest, -da), (s, ds), (t, dt))  # none of them may fall below zero
+            pairs = ((a, da), (rest, -da), (s, ds), (t, dt))  # all must stay non-negative
             step = 1.0 / max(1.0, *(float((-move / now).max()) for now, move in pairs))
             if not corrector:
                 ahead = (a + step * da) @ (s + step * ds) + (rest - step * da) @ (t + step * dt)

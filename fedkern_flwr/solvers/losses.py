@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Loss = Literal["square", "logistic", "smooth-hinge"]
 LOSSES = ("square", "logistic", "smooth-hinge")
-ROUNDING = 1e-13  # relative error of what counts as solved
+ROUNDING = 1e-13  # relative error that counts as solved
 
 
 def expit(x: NDArray[Any]) -> NDArray[Any]:
     """Return 1 / (1 + exp(-x))."""
-    from scipy import special  # which few runs need
+    from scipy import special  # few runs need it
 
     return np.asarray(special.expit(x))
 
@@ -74,7 +74,7 @@ def loss_curvatures(loss: Loss, outputs: Floats, targets: Floats) -> Floats:
     assert_never(loss)
 
 
-# -- steps that the solvers of local problems share
+# -- steps of the local solvers
 
 
 def reduced(z: Floats) -> tuple[Floats | None, Floats]:

@@ -24,7 +24,7 @@ from ..wire.message import Message, array
 Floats = NDArray[Any]
 Index = NDArray[Any]
 
-LARGEST_OUTPUT = 1e6  # beyond it an iteration has diverged; the bound of sums of outputs
+LARGEST_OUTPUT = 1e6  # bound of sums of outputs; beyond it an iteration has diverged
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def phase_parts(
 
 
 class VerticalDescribeReply(TableReply):
-    others: int  # rows of which it has features only
-    named: bool  # whether its rows have ids; else they are numbered
+    others: int  # rows with features only
+    named: bool  # whether its rows have ids; otherwise they are numbered
 
     @property
     def announced(self) -> int:
@@ -86,10 +86,10 @@ class VerticalRequest(Message):
     """Fields of every request of the method."""
 
     session: str = ""
-    round: int = 0  # grows with every exchange, so that duplicates are noticed
-    # Number under which the party keeps its state on disk, to resume or to predict; 0 for not.
+    round: int = 0  # grows with each exchange, so that duplicates are recognised
+    # Number under which the party saves its state, to resume or to predict; 0 for none.
     save_as: int = 0
-    # Number of the last set of phases whose sums came with this request or before; 0 for none.
+    # Number of the last set of phases that was delivered, with this request or before; 0 for none.
     delivered: int = 0
 
     def sum_specs(self, facts: VerticalFacts) -> list[SumSpec]:
@@ -107,23 +107,23 @@ class StepRequest(VerticalRequest, phase="vertical-step"):
     """Take a step: finish an iteration, score the next batch, collect phases for a third."""
 
     kernel: str
-    gamma: float  # width that the directions are drawn for
+    gamma: float  # width of the directions
     phase_bits: int  # 16 or 32
-    model: str  # for predictions: session and number of the state of the run that made the model
-    model_round: int  # else empty and 0
-    capacity: int  # directions that an owner may get at most
-    collection: int  # number of the set of phases asked for; the same when the step is repeated
+    model: str  # for predictions: session and state number of the model's run
+    model_round: int  # otherwise empty and 0
+    capacity: int  # most directions of an owner
+    collection: int  # number of the requested set of phases; the same if the step is repeated
     owners: Index = array("owners", dtype="index")
     upto: Index = array("owners", dtype="index")
     known: Index = array("owners", "rows", dtype="index")
     rows: Index = array("rows", dtype="index")
-    cuts: Index = array("cuts", dtype="index")  # where chunks of rows end: a sum per owner each
+    cuts: Index = array("cuts", dtype="index")  # ends of row chunks; one sum per owner and chunk
     loss: str
-    finish: int  # iteration to finish with what came with this request; 0 for none
-    leader: int  # partition whose batch it takes; -1 for none
-    score: int  # iteration whose batch all owners score for its leader; 0 for none
+    finish: int  # iteration to finish with this delivery; 0 for none
+    leader: int  # partition with the batch; -1 for none
+    score: int  # iteration with a batch that all owners score for its leader; 0 for none
     scorer: int  # that leader; -1 for none
-    directions: int  # r, of which the leader gets a coefficient each
+    directions: int  # r, the leader's new coefficients
     rate: float  # gamma_t
     decay: float  # 1 - gamma_t lambda
     finish_rows: Index = array("finished", dtype="index")  # the batches
@@ -156,12 +156,12 @@ class TrainRequest(VerticalRequest, phase="vertical-train"):
     pinned = ("loss", "directions", "seed", "intercept", "balanced", "multiples", "regularizations")
 
     loss: str
-    directions: int  # how many of the first of a row's phases
+    directions: int  # number of phases per row, the first ones
     seed: int  # of the folds of the cross-validation
-    count: bool  # whether to tell how good predictions of the held-out rows are
-    bins: int = 0  # of the histograms that tell it, 0 for none
-    intercept: bool = False  # whether there is a constant feature as well
-    balanced: bool = False  # whether its rows weigh so much that all classes count alike
+    count: bool  # whether to evaluate held-out rows
+    bins: int = 0  # of the histograms, 0 for none
+    intercept: bool = False  # whether to add a constant feature
+    balanced: bool = False  # whether rows are weighted so that all classes count alike
     multiples: Index = array("multiples", dtype="index")  # of the phases, to choose from
     regularizations: Floats = array("regularizations", dtype="float64")  # lambda to choose from
     rows: Index = array("rows", dtype="index")  # to learn from
@@ -180,13 +180,13 @@ class TrainReply(VerticalReply, phase="vertical-train"):
 class OutcomeRequest(VerticalRequest, phase="vertical-outcome"):
     """Predict held-out rows; the last outputs come with this request."""
 
-    # Whether to add scores of the rows to sums for their owners now, and predict later; where there
-    # is one owner it predicts at once.
+    # Whether to add scores of the rows to their owners' sums now, and predict later. A single owner
+    # predicts at once.
     scoring: bool
-    count: bool  # whether to tell how good the predictions are
-    bins: int = 0  # of the histograms that tell it, 0 for none
-    owners: Index = array("owners", dtype="index")  # whose held-out rows
-    sizes: Index = array("owners", dtype="index")  # how many
+    count: bool  # whether to evaluate the predictions
+    bins: int = 0  # of the histograms, 0 for none
+    owners: Index = array("owners", dtype="index")  # of held-out rows
+    sizes: Index = array("owners", dtype="index")  # numbers of rows
     rows: Index = array("rows", dtype="index")  # these rows, one owner after the other
     calibration: Floats = array("calibration", dtype="float64")  # of a saved model, see Calibration
 
@@ -197,5 +197,5 @@ class OutcomeRequest(VerticalRequest, phase="vertical-outcome"):
 
 
 class OutcomeReply(VerticalReply, phase="vertical-outcome"):
-    # Of this party's held-out rows (see ``Yardstick.count``), empty if not asked.
+    # Of this party's held-out rows (see ``Yardstick.count``); empty if not requested.
     counts: Floats = array("counts", dtype="float64")

@@ -24,7 +24,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 ACTIVE, PASSIVE = "active", "passive"
 MissingRows = Literal["error", "drop-row"]
-#: Refuses partitions that clash and pseudonyms that come twice.
+#: Refuses clashing partitions and duplicate pseudonyms.
 check_parties = partial(
     check_tables,
     roles=(ACTIVE, PASSIVE),

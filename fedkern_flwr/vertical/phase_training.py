@@ -44,18 +44,22 @@ Scores = dict[tuple[int, float], float]  # by (multiple, regularization)
 
 # -- Newton's method for a regularised mean loss of stored features, all outputs at once
 #
-# The objective of each output is F(w) = sum_i s_i L(f_i, y_i) + lambda / 2 |w|^2 with f = Z w. A
-# step solves (Z^T D Z + lambda I) d = -F'(w), where D holds s_i times the curvature of the loss at
-# each row, and goes along d to where the slope is small. Z^T D Z is kept: a step adds the rows
-# whose curvature has changed. Of the smooth hinge these are the rows that enter or leave its bend,
-# few after the first steps and few between neighbouring lambda.
+#
+# The objective of each output is F(w) = sum_i s_i L(f_i, y_i) + lambda / 2
+#
+# w
+#
+# ^2 with f = Z w. A step solves (Z^T D Z + lambda I) d = -F'(w), where D holds s_i times the
+# curvature of the loss at each row, and follows d to a small slope. Z^T D Z is kept, and a step
+# adds only rows with a changed curvature. For the smooth hinge these rows enter or exit its bend:
+# few after the first steps, and few between neighbouring lambda.
 
 LARGEST_CURVATURE = {"square": 2.0, "logistic": 0.25, "smooth-hinge": 1.0}
-#: The search ends where the quadratic model promises less than half the square of this.
+#: The search ends when the quadratic model promises less than half the square of this.
 TOLERANCE = 1e-4
 STEPS = 100
-#: A curvature that has changed by a smaller part of itself is not added again: the direction is at
-#: most as much off, which the next step mends.
+#: Curvatures that changed by a smaller share are not updated: the direction is off by at most as
+#: much, and the next step corrects it.
 _CHANGE = 0.1
 _KEPT = 1 << 28  # bytes of the matrices that are kept, 256 MB
 
@@ -251,7 +255,7 @@ class Problem:
         largest = LARGEST_CURVATURE[self.loss]
         if output not in known.matrices:
             full, begin = np.where(self.shares[:, 0] > 0.0, largest, 0.0), self.equations
-            if begin is not None and 2.0 * wanted.sum() > full.sum():  # less to take than to add
+            if begin is not None and 2.0 * wanted.sum() > full.sum():  # subtracting is less work
                 known.matrices[output] = (largest / begin.rows) * begin.gram
                 known.of_rows[output] = full
             else:
@@ -291,7 +295,7 @@ def factorise(matrix: Floats, regularization: float) -> Floats:
     shifted = matrix.copy()
     shifted[np.diag_indices_from(shifted)] += regularization
     try:
-        # the transpose of a symmetric matrix in C order is what LAPACK can overwrite
+        # LAPACK can overwrite the transpose of a symmetric matrix in C order
         options = {"overwrite_a": True, "check_finite": False}  # cosines are finite
         return np.asarray(linalg.cholesky(shifted.T, lower=True, **options))
     except linalg.LinAlgError:
@@ -336,12 +340,12 @@ def multiply_back(z: Features, values: NDArray[np.float64], *, exact: bool = Fal
 
 # -- training, and the choice of width and lambda
 
-#: Multiples of the base frequencies that are tried: widths of a Gaussian up to 64 times the base.
+#: Candidates for the multiple of the base frequencies: widths up to 64 times the base.
 MULTIPLES = (1, 2, 3, 4, 6, 8)
 REGULARIZATIONS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-#: Numbers may be known exactly; float64 features, of phases of 32 bits, hold such small ones.
+#: Targets may be exact; float64 features, of 32-bit phases, allow such small values.
 REGULARIZATIONS_OF_NUMBERS = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, *REGULARIZATIONS)
-#: Most rows and directions with which neighbouring widths and lambda are compared.
+#: Most rows and directions for the comparison of neighbouring widths and lambda.
 _COMPARED, _DIRECTIONS = 10_000, 1000
 
 
@@ -589,7 +593,7 @@ class _Trials:
         self, loss: Loss, multiple: int, regularizations: Sequence[float], folds: int
     ) -> Scores:
         kept = Kept.make(self.phases, multiple, self.intercept)
-        if loss == "square":  # closed forms of small lambda want float64
+        if loss == "square":  # closed forms with a small lambda need float64
             kept = Kept(kept.z.astype(np.float64), kept.basis, kept.intercept)
         y, weights, fold_of = self.targets, self.weights, np.arange(len(self.targets)) % folds
         predictions = {value: np.full_like(y, np.nan) for value in regularizations}

@@ -42,8 +42,8 @@ Features = NDArray[np.float32] | NDArray[np.float64]
 StepSchedule = Literal["constant", "diminishing"]
 STEP_SCHEDULES = ("constant", "diminishing")
 
-#: What an intercept adds to the kernel: the square of its feature, a constant. Both are exact in
-#: float32, so that sums of them do not drift.
+#: The intercept's part of the kernel: the square of its constant feature. Both are exact in
+#: float32, so that sums do not drift.
 INTERCEPT = 0.25
 
 #: Directions of all iterations of a run.
@@ -51,7 +51,7 @@ MOST_DIRECTIONS = 1 << 20
 #: Bytes of features that training keeps in memory, 1 GB; more are in a file.
 IN_MEMORY = 1 << 30
 _CHUNK = 1 << 25  # bytes of a temporary array, 32 MB
-# Phases looked up at once: their positions, eight bytes each, stay in the processor's cache.
+# Phases in one lookup: their positions, eight bytes each, stay in the processor's cache.
 _BLOCK = 1 << 15
 
 
@@ -131,8 +131,8 @@ def _fill(phases: Phases, multiple: int, scale: float, out: Features) -> None:
         )
     rows = max(1, _BLOCK // max(1, phases.shape[1]))
     if phases.dtype == np.uint16:
-        # "clip" spares a copy of the result: no position is out of the table. No threads: looking
-        # up keeps the interpreter's lock for much of its time.
+        # "clip" saves a copy of the result: no position is out of the table. Threads would not
+        # help: a lookup holds the interpreter's lock for much of its time.
         table = _table(multiple, scale)
         for k in range(0, len(phases), rows):
             np.take(table, phases[k : k + rows], out=out[k : k + rows], mode="clip")
