@@ -199,7 +199,7 @@ def _together(rows: Positions) -> slice | Positions:
 _PINNED = ("kernel", "gamma", "phase_bits", "capacity")
 _ROOT_2 = np.sqrt(2.0)
 MOST_OUTPUTS = 1 << 10  # of a model
-LARGEST_LOSS = 100.0  # mean of a batch: beyond it the iteration has diverged; zero outputs have <= 1
+LARGEST_LOSS = 100.0  # mean of a batch: beyond it a run has diverged; zero outputs have at most 1
 
 
 class VerticalKernelClient(TableClient):

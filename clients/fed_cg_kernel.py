@@ -228,7 +228,7 @@ class HospitalKernel:
         kept = self.kept
         for name, total in delivered.items():
             of, _, start = name.partition("#")
-            if of != kept.settings.get("of") or int(start) != kept.done:  # another or a repeated sum
+            if of != kept.settings.get("of") or int(start) != kept.done:  # another or repeated sum
                 continue
             try:
                 found = CIRCLE.decode(total, 1) if kept.fourier else total

@@ -602,7 +602,8 @@ class FDSKL(Judges):
             self.leaders = tuple(meta["leaders"])
             actives, allowed = set(self.plan_.actives), set(meta["actives"])
             same = self._columns == meta["columns"]
-            same = same and self._tables() == meta.get("tables", self._tables())  # perhaps old
+            # older models lack the tables
+            same = same and self._tables() == meta.get("tables", self._tables())
             if not same or not set(self.leaders) <= actives <= allowed:  # passive ones stay so
                 raise CheckpointError(
                     "the parties are not those of the model", code="FK-MODEL-PARTIES"

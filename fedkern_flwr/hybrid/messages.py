@@ -345,6 +345,7 @@ class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
     factor: Floats = array("factors", "factors", dtype="float64")
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
+        """Return that of the counts of held-out rows, if requested."""
         if not self.count:
             return []
         yard, release = replace(facts.labels, bins=self.bins), None

@@ -423,6 +423,7 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
         return raw + int(self.sums) * self.shared * ridge.numbers(2 * self.summed)
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
+        """Return that of products of raw columns and of kernel features, if there is a sum."""
         width = facts.columns + 1 if self.raw and self.sum_name == UPDATE_SUM else 0
         return [replace(spec, products=width) for spec in super().sum_specs(facts)]
 
