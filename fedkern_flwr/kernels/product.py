@@ -53,16 +53,8 @@ def partial_distances(x: Floats, landmarks: Floats, kernel: ProductKernel) -> Fl
     if not x.shape[1]:
         return np.zeros((n, m))
     out, rows = np.empty((n, m)), max(1, _BLOCK // max(1, m))
-    # -2 x.w +
-    #
-    # x
-    #
-    # ^2 +
-    #
-    # w
-    #
-    # ^2 as one matrix product into the result, without a temporary of its size. Centred at the
-    # landmarks: features far from zero would lose their digits in the squares.
+    # -2 x.w + |x|^2 + |w|^2 as one matrix product into the result, without a temporary of its size.
+    # Centred at the landmarks: features far from zero would lose their digits in the squares.
     middle = landmarks.mean(axis=0)
     near, places = x - middle, landmarks - middle
     left = np.hstack([near, np.einsum("nd,nd->n", near, near)[:, None], np.ones((n, 1))])

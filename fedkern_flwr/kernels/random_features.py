@@ -14,12 +14,10 @@ from ..seeding import derive_seed
 
 # -- random directions of a kernel, drawn block by block from secrets of the parties
 #
-#
 # A direction omega spans the columns of all parties. Under the Gaussian and the Laplacian kernel
 # its components are independent. So each party may draw those of its columns from its own secret:
 # the law is the same, and no other party can solve phases omega^T x + b for these columns. The
 # offset b is a sum of one number per party, fixed per direction.
-#
 #
 # Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NIPS 2007. Gu, Dang, Li and
 # Huang 2020 (FDSKL), section 2.2.1.

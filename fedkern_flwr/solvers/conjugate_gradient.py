@@ -267,7 +267,6 @@ def _damaged() -> CheckpointError:
 
 # -- a randomised Nystrom preconditioner of K^T K + lambda I, from one product with probe vectors
 #
-#
 # With orthonormal probes Omega, (m, s), and the sketch Y = K^T K Omega, the Nystrom approximation Y
 # (Omega^T Y)^-1 Y^T = U diag(l) U^T has the large eigenvalues of K^T K. The preconditioner divides
 # by them on the span of U and is the identity elsewhere. With s a little above the effective

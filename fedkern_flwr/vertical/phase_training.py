@@ -44,15 +44,11 @@ Scores = dict[tuple[int, float], float]  # by (multiple, regularization)
 
 # -- Newton's method for a regularised mean loss of stored features, all outputs at once
 #
-#
-# The objective of each output is F(w) = sum_i s_i L(f_i, y_i) + lambda / 2
-#
-# w
-#
-# ^2 with f = Z w. A step solves (Z^T D Z + lambda I) d = -F'(w), where D holds s_i times the
-# curvature of the loss at each row, and follows d to a small slope. Z^T D Z is kept, and a step
-# adds only rows with a changed curvature. For the smooth hinge these rows enter or exit its bend:
-# few after the first steps, and few between neighbouring lambda.
+# The objective of each output is F(w) = sum_i s_i L(f_i, y_i) + lambda / 2 |w|^2 with f = Z w. A
+# step solves (Z^T D Z + lambda I) d = -F'(w), where D holds s_i times the curvature of the loss at
+# each row, and follows d to a small slope. Z^T D Z is kept, and a step adds only rows with a
+# changed curvature. For the smooth hinge these rows enter or exit its bend: few after the first
+# steps, and few between neighbouring lambda.
 
 LARGEST_CURVATURE = {"square": 2.0, "logistic": 0.25, "smooth-hinge": 1.0}
 #: The search ends when the quadratic model promises less than half the square of this.
