@@ -1,6 +1,6 @@
 """Client side: one Flower ``NumPyClient`` subclass per role.
 
-Modules are imported when they are asked for: in a deployment every message starts a process.
+Modules are imported on first use: in a deployment every message may start a process.
 """
 
 from __future__ import annotations

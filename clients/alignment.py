@@ -40,8 +40,8 @@ logger = logging.getLogger("fedkern_flwr")
 class AlignmentClient(Client):
     """A party of an align run.
 
-    It remembers 96 secret bytes and a digest of its ids between two messages; all else is made
-    anew, so that whatever is lost may be asked for again.
+    Between two messages it keeps 96 secret bytes and a digest of its ids; all else is recomputed,
+    so lost messages may be requested again.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class AlignmentClient(Client):
     ids : sequence of length n
         Record ids of the party's rows; their text counts.
     alignment : path
-        File (``.npz``) to write: what later runs take in place of an alignment key.
+        File (``.npz``) to write, which replaces an alignment key in later runs.
     ids_test : sequence, optional
         Record ids of held-out rows.
     **common
@@ -59,20 +59,20 @@ class AlignmentClient(Client):
     Raises
     ------
     TableError
-        No ids, or some that come twice.
+        No ids, or duplicate ids.
     OptionError
-        The file cannot be written there.
+        The file cannot be written.
 
     Notes
     -----
-    CPU: about 130 microseconds per id of its own, and 50 per id of each other party. Memory: about
-    400 bytes per id of the largest table.
+    CPU: about 130 microseconds per own id, and 50 per id of each other party. Memory: about 400
+    bytes per id of the largest table.
     """
 
     freezes = False
     role = "party"
     pair_secrets: ClassVar[bool] = True
-    tells_values: ClassVar[bool] = False  # of ids only which of them two parties have
+    tells_values: ClassVar[bool] = False  # only which ids two parties share
     whole_cohorts: ClassVar[bool] = True
     enough_parties: ClassVar[int] = 2
 
@@ -98,17 +98,14 @@ class AlignmentClient(Client):
             raise self._unwritable()
 
     def choose_partners(self, request: Any) -> Collection[int]:
-        """Return its neighbours in the ring."""
         return (self._neighbour(-1), self._neighbour(1))
 
     def own_rows(self) -> OwnRows:
-        """Return the rows of the table."""
         return OwnRows(ids=self.ids, learned=len(self.ids) - self.tests)
 
     # -- phases
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        """Tell how many ids there are."""
         return DescribeReply(
             rows=len(self.ids) - self.tests,
             features=0,
@@ -117,7 +114,7 @@ class AlignmentClient(Client):
         )
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Let errors about what another party sent name this one, which noticed."""
+        """Name this party in errors about data of another party."""
         try:
             return method(request)
         except ProtocolError as error:
@@ -149,7 +146,7 @@ class AlignmentClient(Client):
 
     @answers(wire.TagsRequest, last=True)
     def write_tags(self, request: wire.TagsRequest) -> wire.TagsReply:
-        """Make tags of the own list, write the file, erase what is secret of the run."""
+        """Make tags of the own list, write the file, erase the run's secrets."""
         if "done" in self.kept.settings:  # the reply was lost
             tags = self._written(request.session)
         else:
@@ -166,18 +163,17 @@ class AlignmentClient(Client):
         )
 
     def forget(self, state: SessionState) -> bytes:
-        """Forget all."""
         return b""
 
     # -- pieces
 
     def _exponents(self, *, draw: bool = False) -> Exponents:
-        """Return the secrets of the run; ``draw`` them if there are none yet.
+        """Return the secrets of the run; ``draw`` new ones if needed.
 
         Raises
         ------
         StateError
-            They are gone: with other ones nothing would match.
+            They are gone: with others nothing would match.
         """
         if not self.kept.seed:
             if not draw or self.kept.settings:
@@ -192,7 +188,6 @@ class AlignmentClient(Client):
         return unseal_message(self.pair_secret(before), request.received.tobytes(), *place)
 
     def _neighbour(self, steps: int) -> int:
-        """Return the party so many steps further in the ring."""
         return (self.partition + steps) % self.partitions
 
     def _write(self, tags: AlignmentTags) -> None:
@@ -203,12 +198,6 @@ class AlignmentClient(Client):
         logger.info("align run %s: %d tags in %s", tags.run, len(tags.names), self.alignment)
 
     def _written(self, session: str) -> AlignmentTags:
-        """Return what has been written in this run already.
-
-        Raises
-        ------
-        StateError
-        """
         try:
             tags = AlignmentTags.load(self.alignment)
         except CheckpointError:
@@ -231,5 +220,4 @@ class AlignmentClient(Client):
 def _place(
     request: wire.AlignRequest, hop: int, owner: int, source: int, destination: int
 ) -> tuple[str | int, ...]:
-    """Return what a sealed list is bound to."""
     return ("align", request.session, hop, owner, source, destination)

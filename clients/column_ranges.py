@@ -1,4 +1,4 @@
-"""The client of a preparation run: its columns are summed up, ranges or an encoder come back."""
+"""The client of a preparation run: its columns are summed, ranges or an encoder come back."""
 
 from __future__ import annotations
 
@@ -43,42 +43,41 @@ from fedkern_flwr.wire.sums import Order
 
 from .table_client import as_numbers
 
-#: Own values that fill less than one part of so many of the common range are noted.
+#: Own values within less than 1 / this of the common range are reported.
 _NARROW = 50.0
 
 
 class RangesClient(Client):
-    """A node that wants ranges of its columns, over the rows of all nodes with the same columns.
+    """A node that gets ranges of its columns, over the rows of all nodes with the same columns.
 
     Parameters
     ----------
     context : flwr.app.Context
         The node's context.
     x : array, shape (n, d)
-        Rows in the units of the data; NaN where a value is missing.
+        Rows in the units of the data; NaN for missing values.
     y : array, shape (n,), optional
-        Labels, one more column in runs that ask for them.
+        Labels, a further column in runs that request them.
     columns : sequence of str, optional
-        Names of the features, numbers by default. They stay here: a digest of them is sent.
+        Names of the features, default numbers; only a digest is sent.
     block : str (default: "all")
         Name of the columns; nodes with the same name hold the same columns of different rows.
     ranges : path, optional
-        JSON file to write, for :func:`fedkern_flwr.scaling.read_ranges`. With labels it has one
-        more range, ``"label"``.
+        JSON file to write, for :func:`fedkern_flwr.scaling.read_ranges`; with labels a range
+        ``"label"`` is added.
     scaling : path, optional
         JSON file to write, for :class:`fedkern_flwr.scaling.Scaling`.
     encoder : path, optional
-        JSON file to write, for :class:`fedkern_flwr.encoding.encoder.KeptEncoder`: the encoder that
-        all holders of the block have in common. With it the scaling is that of encoded columns.
+        JSON file to write, for :class:`fedkern_flwr.encoding.encoder.KeptEncoder`: the common
+        encoder of the block's holders. The scaling is then that of encoded columns.
     kinds, categories : mapping, optional
-        What the columns hold, as in a :class:`~fedkern_flwr.tables.Table`, where they are encoded.
+        For encoded columns, as in a :class:`~fedkern_flwr.tables.Table`.
     units : mapping, optional
-        Units of columns of numbers, where the table has them: the same at all holders.
+        Units of number columns, the same at all holders.
     category_key : bytes, optional
-        Secret of all holders of the block, and of no server, that hides the names of categories.
+        Secret of all holders of the block, not of the server, that hides category names.
     bound : float, optional
-        Public bound on the magnitude of all values, which must be that of the run; the strategy's
-        default by default.
+        Public bound on all magnitudes, equal to that of the run; default: the strategy's default.
     **common
         Options of :class:`~fedkern_flwr.node.client.Client`.
 
@@ -87,7 +86,7 @@ class RangesClient(Client):
     TableError
         Wrong shapes, infinite values, a column without a value.
     OptionError
-        Ranges are to be written of columns that are encoded.
+        Ranges are requested for encoded columns.
     """
 
     whole_cohorts: ClassVar[bool] = True
@@ -128,7 +127,7 @@ class RangesClient(Client):
             )
         check_values(self.x, self.columns, self.name)
         self.units = dict(units or {})
-        own = Table(self.x[:, :0], None, ())  # of columns that are encoded
+        own = Table(self.x[:, :0], None, ())  # of encoded columns
         if self.encoder is not None:
             if self.ranges is not None:
                 raise OptionError(
@@ -154,12 +153,11 @@ class RangesClient(Client):
             check_values(self.y[:, None], [LABEL], self.name)
 
     def own_rows(self) -> OwnRows:
-        """Return the rows of the table."""
         part = (self.x,) if self.y is None else (self.x, self.y)
         return OwnRows([part], learned=len(self.x))
 
     def weight(self, order: Order, rows: int) -> float:
-        """Return the weight of a number on average: most are counts."""
+        """Return the mean weight of a number: most are counts."""
         asked, columns = self._request, self._numbers().shape[1] + self._request.labels
         block = Block(self.own.kinds, columns, rows)
         if order.name.startswith(wire.MEANS_SUM):
@@ -171,7 +169,6 @@ class RangesClient(Client):
     # -- phases
 
     def describe(self, request: DescribeRequest) -> wire.RangesDescribeReply:
-        """Tell who this is; refuse to begin where the files cannot be written."""
         for path in (self.ranges, self.scaling, self.encoder):
             if path is not None and not can_be_written(path):
                 raise self._unwritable()
@@ -228,7 +225,7 @@ class RangesClient(Client):
                 party=self.name,
                 code="FK-MESSAGE-SHAPE",
             )
-        if not self.kept.pin("asked", asked.digest):  # ever new ones would tell of single values
+        if not self.kept.pin("asked", asked.digest):  # varying bins would reveal single values
             raise refusal(
                 "another centre or other bins than before", self.name, code="FK-SETTINGS-CHANGED"
             )
@@ -242,7 +239,7 @@ class RangesClient(Client):
 
     @answers(wire.WriteRequest, last=True)
     def write(self, request: wire.WriteRequest) -> wire.WriteReply:
-        """Write the files and erase what belongs to the run; asked again, write them again."""
+        """Write the files and erase the run's state; a repeated request writes them again."""
         x = self._columns(request)
         low, high = own_ranges(x) if request.alone else (request.low, request.high)
         if len(low) != x.shape[1] or not (low < high).all():
@@ -271,7 +268,7 @@ class RangesClient(Client):
                 write_atomically(self.ranges, text.encode(), private=True)
             if self.scaling is not None:
                 d = len(low) - (request.labels and not self.own.kinds)
-                # the far corner of the unit cube, so that nothing is said of single rows
+                # the corner of the unit cube, which reveals nothing about rows
                 scaling = Scaling(low[:d], high[:d], float(np.sqrt(d)), *limits, request.clip)
                 write_atomically(self.scaling, scaling.to_json().encode(), private=True)
         except OSError:
@@ -280,20 +277,17 @@ class RangesClient(Client):
         return wire.WriteReply()
 
     def forget(self, state: SessionState) -> bytes:
-        """Forget all."""
         return b""
 
     # -- pieces
 
     def _digest(self, session: str) -> str:
-        """Return a digest of the table, for this node's eyes only."""
         digest = hashlib.sha256(repr((session, self.columns, self.x.shape)).encode())
         for values in (self.x, self.y):
             digest.update(b"" if values is None else np.ascontiguousarray(values).tobytes())
         return digest.hexdigest()
 
     def _columns(self, request: wire.RangesRequest) -> Floats:
-        """Return the columns of the run, which are those with which it began."""
         self.check_table(self._digest(request.session))
         x = self._numbers()
         if not request.labels:
@@ -305,11 +299,10 @@ class RangesClient(Client):
         return np.column_stack([x, self.y])
 
     def _numbers(self) -> Floats:
-        """Return the columns that are not categories."""
         return self.own.numbers() if self.own.kinds else self.x
 
     def _check_bound(self, x: Floats, bound: float) -> None:
-        """Refuse values beyond the public bound of the run."""
+        """Refuse values beyond the run's public bound."""
         wide = beyond(x, bound)
         if wide:
             names = self.columns
@@ -324,7 +317,6 @@ class RangesClient(Client):
             raise self.unfit(error)
 
     def _check_sum(self, name: str, x: Floats, bound: float) -> Block:
-        """Refuse a sum of another kind than the method's; return what decides it."""
         self.secure_sums.check(SumSpec(name=name, encoding=ENCODING, everybody=True))
         try:
             self.own.check_secret(self.category_key, self.name)
@@ -334,7 +326,6 @@ class RangesClient(Client):
         return Block(self.own.kinds, x.shape[1], sum(rows), len(rows), bound)
 
     def _write_encoder(self, request: wire.WriteRequest, path: Path) -> int:
-        """Write the common encoder, or that of a node that is alone; return its outputs."""
         own = self.own
         try:
             if request.alone:
@@ -355,7 +346,7 @@ class RangesClient(Client):
         return len(kept.names)
 
     def _warn_narrow(self, x: Floats, low: Floats, high: Floats) -> None:
-        """Warn of columns whose values fill a small part of the common range."""
+        """Warn of columns with values in a small part of the common range."""
         for name, values, width in zip(self.columns, x.T, high - low, strict=False):
             own = float(np.ptp(known)) if len(known := values[np.isfinite(values)]) else 0.0
             if 0.0 < own * _NARROW < width:

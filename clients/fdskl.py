@@ -46,25 +46,24 @@ _ROW_NUMBERS = b"fedkern-flwr rows in the same order at all parties"
 
 
 class VerticalTable(PartyTable):
-    """Rows of one party: features of all rows; at an active party labels of some or all of them.
+    """Rows of one party: features of all rows; at an active party labels of some or all.
 
-    Rows are announced in three parts: those with a label, held-out ones, and the others.
+    Rows are announced in three parts: labelled, held-out, others.
 
     Parameters
     ----------
     party, x, y, ids, x_test, y_test, ids_test
-        See :class:`~fedkern_flwr.clients.table_client.PartyTable`. NaN in y marks a row whose label
-        another party has. Without ids the rows of all parties stand in the same order.
+        See :class:`~fedkern_flwr.clients.table_client.PartyTable`. NaN in y: another party has the
+        label. Without ids all parties must have the same row order.
     **common
         Options of :class:`~fedkern_flwr.clients.table_client.PartyTable`.
 
     Attributes
     ----------
     known : ndarray of bool, shape (rows given,)
-        Which of the rows that were given have a label.
+        Which of the given rows have a label.
     order_seed : int
-        Rows are announced in an order that depends on it, on the alignment key and the ids; at -1
-        in one that depends on the session.
+        The announced order depends on it, on the alignment key and the ids; at -1 on the session.
     """
 
     order_seed = -1
@@ -97,28 +96,26 @@ class VerticalTable(PartyTable):
         self.identified = ids is not None or held_out[-1] is not None
         self.x_other = features[~known]
         self._ids = np.concatenate([self._ids, names[~known]])
-        if y is None:  # to a passive party no row is held out
+        if y is None:  # for a passive party no row is held out
             self.x_other = np.concatenate([self.x_other, self.x_test])
             self._ids = np.concatenate([names, self._ids[: self.tests]])
             self.x_test = self.x_test[:0]
 
     @property
     def parts(self) -> tuple[Floats, ...]:
-        """The features of rows with labels, of held-out rows, and of the others."""
         return self.x, self.x_test, self.x_other
 
     @property
     def announced_rows(self) -> int:
-        """Number of all rows."""
         return sum(len(part) for part in self.parts)
 
     @property
     def others(self) -> int:
-        """Number of rows that are neither labelled nor held out."""
+        """Number of rows neither labelled nor held out."""
         return len(self.x_other)
 
     def digest(self) -> str:
-        """Return a digest of the features of all rows, and of the targets to learn from."""
+        """Return a digest of all features, and of the training targets."""
         digest = hashlib.sha256(super().digest().encode())
         for rows in self.parts[1:]:
             digest.update(b"/" + rows.tobytes())
@@ -134,20 +131,10 @@ class VerticalTable(PartyTable):
 
 
 class PhaseStore(RunFile):
-    """The phases that an active party has received, row by row, in a sparse private file.
+    """Phases that an active party has received, row by row, in a sparse private file.
 
-    It is erased at the end of the run. It begins with the number of phases of each row: rows that a
-    file lost are never read as zeros.
-
-    Parameters
-    ----------
-    folder, session, partition
-        See :class:`~fedkern_flwr.clients.table_client.RunFile`.
-    rows : int
-        Rows of the table.
-    capacity : int
-        Phases that a row may have.
-    bits : {16, 32}
+    It is erased at the end of the run. It begins with the number of phases of each row, so that
+    lost rows are never read as zeros. ``capacity`` is the most phases per row.
     """
 
     def __init__(
@@ -158,23 +145,12 @@ class PhaseStore(RunFile):
         self.dtype = np.dtype(np.uint16 if bits == 16 else np.uint32).newbyteorder("<")
 
     def take(self, rows: Positions, known: Positions, upto: int, phases: Phases) -> None:
-        """Keep new phases.
-
-        Parameters
-        ----------
-        rows : ndarray, shape (n,)
-            Positions in the table, none twice.
-        known : ndarray, shape (n,)
-            How many phases of each row are here already.
-        upto : int
-            How many there shall be.
-        phases : ndarray of unsigned integers
-            What is missing, row by row.
+        """Store new phases of rows, which have ``known`` already and ``upto`` afterwards.
 
         Raises
         ------
         StateError
-            The phases that should be here are gone.
+            Phases that should be stored are gone.
         """
         counts, store = self._map(begin=not known.any())
         if (counts[rows] < known).any():
@@ -189,20 +165,13 @@ class PhaseStore(RunFile):
         counts[rows] = upto
 
     def read(self, rows: Positions, upto: int) -> Phases:
-        """Return the first phases of rows, shape (n, upto).
-
-        Raises
-        ------
-        StateError
-            The file is gone, or was gone and came back without these rows.
-        """
+        """Return the first phases of rows, (n, upto); StateError if they are gone."""
         counts, whole = self._map(begin=False)
         if (counts[rows] < upto).any():
             raise self.gone("phases", "they are sent again")
         return whole[:, :upto][_together(rows)].view(np.ndarray)
 
     def _map(self, *, begin: bool) -> tuple[NDArray[np.int32], Phases]:
-        """Return how many phases each row has, and the phases, as they are in the file."""
         rows, capacity = self.shape
         size = rows * (_COUNT.itemsize + capacity * self.dtype.itemsize)
         if not self.path.is_file() or self.path.stat().st_size != size:
@@ -220,7 +189,7 @@ class PhaseStore(RunFile):
 
 
 def _together(rows: Positions) -> slice | Positions:
-    """Return rows that follow each other as a slice, which is read and written without a copy."""
+    """Return consecutive rows as a slice, which needs no copy."""
     follow = len(rows) and (np.diff(rows) == 1).all()
     return slice(rows[0], rows[-1] + 1) if follow else rows
 
@@ -230,7 +199,7 @@ def _together(rows: Positions) -> slice | Positions:
 _PINNED = ("kernel", "gamma", "phase_bits", "capacity")
 _ROOT_2 = np.sqrt(2.0)
 MOST_OUTPUTS = 1 << 10  # of a model
-LARGEST_LOSS = 100.0  # mean of a batch, beyond which as well; that of outputs of zero is at most 1
+LARGEST_LOSS = 100.0  # mean of a batch: beyond it a run has diverged; zero outputs have at most 1
 
 
 class VerticalKernelClient(TableClient):
@@ -244,36 +213,33 @@ class VerticalKernelClient(TableClient):
     context : flwr.app.Context
         The node's context.
     x : array or data frame, shape (n, d), optional
-        The party's columns, scaled as the kernel needs them (such as to [0, 1]); None at an active
-        party that has labels only.
+        The party's columns, scaled for the kernel (such as to [0, 1]); None with labels only.
     y : array, shape (n,) or (n, k), optional
-        Labels; NaN where another active party has the label. A party with labels is active.
+        Labels; NaN if another active party has the label. A party with labels is active.
     ids : sequence of length n, optional
-        Record ids. Without them all parties bring their rows in the same order.
+        Record ids. Without them all parties must have the same row order.
     x_test, y_test, ids_test : arrays, optional
         Held-out rows: predicted by the active party and, if labelled, counted. A passive party may
-        as well bring them with the others.
+        add them to the others.
     role : {"active", "passive"}, optional
-        What this party is meant to be; by default active if there are labels.
+        Intended role; default: active with labels.
     columns : sequence of str, optional
         Names of the features.
     classes : sequence of float or str, optional
-        All classes of a classification, by whose names y may be given, the same order everywhere;
-        without them y holds the targets of a regression.
+        All classes, in the same order everywhere; y may have their names. Default: regression.
     label_bound : float (default: 1.0)
         Bound of abs(y) in a regression, the same at all active parties.
     alignment_key : bytes or AlignmentTags, optional
-        Secret of all parties, not of the server: joins ids. Or what each has of one align run.
+        Joins ids: a secret of all parties, not of the server, or the result of an align run.
     weights : array, shape (n,), optional
-        What each row counts in the losses of this party's training. They leave it in no message.
+        Weights of rows in this party's training losses; never sent.
     frequency_seed : bytes, optional
-        Secret of 32 bytes of this party alone, from which its directions are drawn. Without it a
-        run draws a new one.
+        Secret of 32 bytes of this party, from which its directions are drawn; default: new per run.
     predictions : path, optional
         CSV file that an active party writes for its held-out rows: id, outputs, predicted class.
     **common
-        Options of :class:`~fedkern_flwr.node.client.Client`; ``allow_single`` here also lets
-        an active party learn the phases of this party alone.
+        Options of :class:`~fedkern_flwr.node.client.Client`; ``allow_single`` also lets an active
+        party see the phases of this party alone.
 
     Raises
     ------
@@ -284,8 +250,8 @@ class VerticalKernelClient(TableClient):
 
     Notes
     -----
-    Memory: about 100 MB above the table and, at an active party, what training needs (see
-    :mod:`fedkern_flwr.vertical.phase_training`); phases lie in a file.
+    Memory: about 100 MB besides the table and training (see
+    :mod:`fedkern_flwr.vertical.phase_training`); phases are in a file.
     """
 
     whole_cohorts: ClassVar[bool] = True
@@ -319,7 +285,6 @@ class VerticalKernelClient(TableClient):
 
     @property
     def shows_rows(self) -> bool:
-        """Whether an active party opens phases of its columns."""
         return self.role == PASSIVE
 
     def _check_role(self, role: str | None, y: object, y_test: object) -> None:
@@ -341,17 +306,15 @@ class VerticalKernelClient(TableClient):
             )
 
     def describe(self, request: DescribeRequest) -> wire.VerticalDescribeReply:
-        """Tell who this is; see the message."""
         self.table.order_seed = request.order_seed
         named, others = self.table.identified, self.table.others
         return self.tell(request, wire.VerticalDescribeReply, others=others, named=named)
 
     def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
-        """Remember in which order the rows are announced, and the names by which sums call them."""
         self.kept.arrays |= {"order": order, "names": ids[:, 0].copy()}
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Take up the settings and what has come along, and check the sums, before a handler."""
+        """Take settings and deliveries, and check the sums, before a handler runs."""
         if isinstance(request, wire.StepRequest):
             self._begin(request)
         elif "gamma" not in self.kept.settings:
@@ -368,20 +331,20 @@ class VerticalKernelClient(TableClient):
             self.sums.check_all(request.sum_specs(facts))
         return method(request)
 
-    # -- what the phases share
+    # -- settings and deliveries
 
     def _begin(self, request: wire.StepRequest) -> None:
-        """Take up the settings of a run, which stay as they are in the first request.
+        """Take the settings of a run, which are fixed by its first request.
 
         Raises
         ------
         ProtocolError
-            The run has changed, or asks for what there is not.
+            They have changed, or the request is invalid.
         """
         kept, settings = self.kept, self.kept.settings
         asked = {name: getattr(request, name) for name in _PINNED}
         if "gamma" not in settings:
-            if not 0 <= request.capacity <= MOST_DIRECTIONS:  # a file of that width is made
+            if not 0 <= request.capacity <= MOST_DIRECTIONS:  # this decides the width of a file
                 raise refusal("phases that no run needs", code="FK-ORDER-SIZE")
             if request.model:
                 self._remember(request, asked)
@@ -410,7 +373,6 @@ class VerticalKernelClient(TableClient):
                 raise self.wrong("phases are asked for that there are not", code="FK-ASKED-MORE")
 
     def _remember(self, request: wire.StepRequest, asked: Mapping[str, Any]) -> None:
-        """Take up what this party kept of the run that made a model."""
         path = self.state_path(request.model, f"-round-{request.model_round}.state")
         if path is None or not path.is_file():
             raise self.wrong(
@@ -430,22 +392,15 @@ class VerticalKernelClient(TableClient):
 
     @property
     def _delivered(self) -> dict[str, NDArray[Any]]:
-        """Totals of sums that belong to this party, of the message at hand."""
         return {} if self.sums is None else self.sums.delivered
 
     def _names(self, rows: NDArray[Any]) -> NDArray[np.uint64]:
-        """Return the names by which sums call announced rows."""
         return np.asarray(self.kept.arrays["names"][rows])
 
     # -- phases of this party's columns
 
     def directions(self, owner: int, first: int, upto: int) -> tuple[Floats, Floats]:
-        """Return the components of an owner's directions, and this party's part of their offsets.
-
-        Returns
-        -------
-        (ndarray, ndarray), shapes (upto - first, d) and (upto - first,)
-        """
+        """Return components of an owner's directions, (upto - first, d), and own offsets."""
         settings, seed = self.kept.settings, self.kept.seed
         law = settings["kernel"], settings["gamma"]
         offsets = draw_offsets(seed, owner, upto, *law)[first:]
@@ -453,23 +408,21 @@ class VerticalKernelClient(TableClient):
         return omega[first:], offsets
 
     def store(self) -> PhaseStore:
-        """Return the file of phases that this party has received."""
         rows, settings = self.table.announced_rows, self.kept.settings
         capacity, bits = int(settings["capacity"]), int(settings["phase_bits"])
         return PhaseStore(self.state_dir, self.session, self.partition, rows, capacity, bits)
 
     def _send_phases(self, request: wire.StepRequest) -> None:
-        """Contribute this party's part of the phases that owners lack."""
         rows, sums, kept = request.rows, self.sums, self.kept
         if not len(rows):
             return
         x, names = self.features_at(rows), self._names(rows)
         for owner, known, upto in request.wanted():
-            if owner == self.partition:  # what it will take when the sums come
+            if owner == self.partition:  # for the delivery of the sums
                 pending = {"rows": rows, "cuts": request.cuts, "known": known}
                 kept.arrays |= {f"pending {name}": array for name, array in pending.items()}
                 kept.settings |= {"pending upto": upto, "collection": request.collection}
-            else:  # of several active parties each opens the others' phases
+            else:  # several active parties open each other's phases
                 check_binary_columns(self.policy, np.vstack(self.table.parts), party=self.name)
             first = int(known.min())
             omega, offsets = self.directions(owner, first, upto)
@@ -484,10 +437,9 @@ class VerticalKernelClient(TableClient):
                 sums.contribute(name, here.reshape(-1))
 
     def _take_delivered(self, request: wire.VerticalRequest) -> None:
-        """Keep what came with a request; phases that came before are not taken again."""
         kept, settings, delivered = self.kept, self.kept.settings, self._delivered
         scores = delivered.get(f"scores/{self.partition}")
-        if scores is not None:  # for the iteration that a request finishes, this one or a later one
+        if scores is not None:  # for an iteration that this request or a later one finishes
             kept.arrays["scores"] = scores
         if not request.delivered or settings.get("taken", 0) >= request.delivered:
             return
@@ -510,7 +462,6 @@ class VerticalKernelClient(TableClient):
 
     @answers(wire.StepRequest)
     def take_step(self, request: wire.StepRequest) -> wire.StepReply:
-        """Finish an iteration, score the next batch, contribute phases for a third."""
         if request.finish and self.role == ACTIVE:
             self._finish_iteration(request)
         if request.score:
@@ -521,8 +472,8 @@ class VerticalKernelClient(TableClient):
 
     @answers(wire.TrainRequest)
     def train(self, request: wire.TrainRequest) -> wire.TrainReply:
-        """Fit the model here, from the phases of the rows named; predict the held-out ones."""
-        from fedkern_flwr.vertical.phase_training import fit  # with SciPy, for this message alone
+        """Fit the model here to the named rows' phases; predict the held-out rows."""
+        from fedkern_flwr.vertical.phase_training import fit  # loads SciPy, for this only
 
         self._check_trained(request.rows)
         kept, upto = self.kept, request.directions
@@ -541,7 +492,7 @@ class VerticalKernelClient(TableClient):
                     weights=self._weights(request, y),
                     folder=self.store().path.parent,
                 )
-        except FedKernError as error:  # how far it came follows from labels
+        except FedKernError as error:  # the error depends on labels
             raise self.unfit(error) from None
         kept.arrays["alpha"] = chosen.weights[:upto] / np.sqrt(upto)
         kept.arrays["intercept"] = chosen.weights[upto:]
@@ -562,14 +513,14 @@ class VerticalKernelClient(TableClient):
 
     @answers(wire.OutcomeRequest)
     def predict_rows(self, request: wire.OutcomeRequest) -> wire.OutcomeReply:
-        """Predict this party's held-out rows, or score those of all for their owners."""
+        """Predict this party's held-out rows, or score all parties' for their owners."""
         ends, counts = np.cumsum(request.sizes), np.zeros(0)
         for owner, size, end in zip(request.owners.tolist(), request.sizes, ends, strict=True):
             rows = request.rows[end - size : end]
             if request.scoring and size:
                 self._contribute_scores("outcome", owner, rows)
             elif owner == self.partition and size:
-                # what came from all owners, or this party's own where it is alone
+                # the sum over all owners, or this party's own scores if it is alone
                 total = self._delivered.get(f"outcome/{owner}")
                 scores = self._scores(rows) if total is None else total.reshape(size, -1)
                 calibration = request.calibration
@@ -583,7 +534,6 @@ class VerticalKernelClient(TableClient):
         return np.asarray(self.kept.arrays.get("alpha", np.zeros((0, self.table.y.shape[1]))))
 
     def _weights(self, request: wire.TrainRequest, y: Floats) -> Floats | None:
-        """Return what the rows to learn from count, 1 on average."""
         found = balanced_weights(y, class_counts(y)) if request.balanced else np.ones(len(y))
         if self._row_weights is not None:
             found = found * self._row_weights[self.table.known][self.places(request.rows)]
@@ -591,14 +541,12 @@ class VerticalKernelClient(TableClient):
         return None if alike else found / found.mean()
 
     def _targets(self, rows: NDArray[Any]) -> Floats:
-        """Return the targets of labelled rows, in units of the bound."""
         places = self.places(rows)
         if len(places) and places.max() >= self.table.rows:
             raise self.wrong("rows are named that have no label here", code="FK-ORDER-ROWS")
         return np.asarray(self.table.y[places] / self.table.label_bound)
 
     def _scores(self, rows: NDArray[Any]) -> Floats:
-        """Return this party's part of f at rows, shape (n, k)."""
         alpha = self._alpha
         if not len(alpha) or not len(rows):
             return np.zeros((len(rows), self.table.y.shape[1]))
@@ -614,7 +562,7 @@ class VerticalKernelClient(TableClient):
         if what == "scores" and receiver not in self.kept.settings.get("owners", ()):
             raise refusal("scores for a party that learns nothing", code="FK-ASKED-MORE")
         outputs, rest = divmod(self.sums.order(name).length, max(1, len(rows)))
-        if rest or outputs > MOST_OUTPUTS:  # a party without labels knows no other limit
+        if rest or outputs > MOST_OUTPUTS:  # the only limit that a party without labels knows
             raise refusal("scores of too many classes", code="FK-ORDER-SIZE")
         self.note_rows(name, self.places(rows), each=True)
         if self.role == ACTIVE:
@@ -623,7 +571,7 @@ class VerticalKernelClient(TableClient):
             self.sums.contribute_nothing(name)
 
     def _finish_iteration(self, request: wire.StepRequest) -> None:
-        """Make the coefficients of an iteration, shrink the older ones (Algorithm 1)."""
+        """Compute an iteration's coefficients, shrink the older ones (Algorithm 1)."""
         kept, settings = self.kept, self.kept.settings
         scores = kept.arrays.pop("scores", None)
         if settings.get("finished", 0) >= request.finish:
@@ -655,13 +603,12 @@ class VerticalKernelClient(TableClient):
         settings["finished"] = request.finish
 
     def _bounded(self, scores: Floats) -> Floats:
-        """Return scores within the bound: at a node whether they were would tell of labels."""
+        """Clip scores to the bound: an error at a node would depend on labels."""
         if self.simulated and not np.abs(scores).max(initial=0.0) < LARGEST_OUTPUT:
             raise self._diverged()
         return np.asarray(np.clip(np.nan_to_num(scores), -LARGEST_OUTPUT, LARGEST_OUTPUT))
 
     def _diverged(self) -> RefusedError:
-        """Return an error that is counted, for simulations."""
         return RefusedError(
             "the iteration has diverged",
             remedy="use a smaller step",
@@ -678,7 +625,6 @@ class VerticalKernelClient(TableClient):
         *,
         judged: bytes = b"",
     ) -> Floats:
-        """Write predictions of held-out rows; return how good they are, if that is asked for."""
         table = self.table
         tests = self.places(rows) - table.rows
         if len(tests) and not 0 <= tests.min() <= tests.max() < table.tests:
@@ -688,7 +634,7 @@ class VerticalKernelClient(TableClient):
         if not request.count or not table.labelled or not len(rows):
             return np.zeros(0)
         self._check_counted(tests)
-        # streaming judges several models of a run; the parties with labels have made them
+        # streaming evaluates several models of a run; the parties with labels made them
         named: Any = {"judged": judged, "once": isinstance(request, wire.TrainRequest)}
         told = self.outcomes(tests, predictions, request.bins, alone=True, **named)
         return told if told.any() else told[:0]
@@ -696,24 +642,18 @@ class VerticalKernelClient(TableClient):
     # -- the same rows as before
 
     def _fixed(self, name: str, rows: NDArray[Any]) -> bool:
-        """Tell whether rows are those of the first time; which they were is remembered."""
         digest = hashlib.sha256(np.sort(rows).astype("<i8").tobytes()).hexdigest()
         return bool(self.kept.pin(name, digest))
 
     def _check_trained(self, rows: NDArray[Any]) -> None:
-        """Refuse to learn from few or other rows than before: what validates them is told."""
+        """Refuse few or changed training rows: their validation score is released."""
         among, least = range(self.table.announced_rows), self.policy.min_own_rows
         check_selection(rows, among, least=least, party=self.name)
         if not self._fixed("trained", rows):
             raise refusal("other rows are to be learned from than before", code="FK-ORDER-CHANGED")
 
     def _check_counted(self, tests: NDArray[Any]) -> None:
-        """Refuse to count few or other rows than before: what is counted of one row is its label.
-
-        Raises
-        ------
-        ProtocolError
-        """
+        """Refuse to count few or changed rows: the count of one row is its label."""
         if 2 * len(tests) < self.table.tests:
             raise self.wrong(
                 f"{len(tests)} of {self.table.tests} held-out rows are to be counted, which "

@@ -55,7 +55,7 @@ from .fed_cg_kernel import HospitalKernel, HybridTable, KernelRows, RunState
 from .table_client import Floats, TableClient
 
 BASES = ("landmarks", "fourier")
-#: Landmarks that are drawn at once in deployments: fewer are the first of them, in all runs.
+#: Landmarks drawn at once in deployments: smaller numbers are the first of these, in all runs.
 SEQUENCE = 400
 _SETTINGS = ("kernel", "landmarks", "basis", "sampling")
 _UNIT = 1.0 + 1e-9
@@ -66,7 +66,7 @@ class HybridKernelClient(TableClient):
     """A hospital or a centre in FedCG.
 
     A hospital has labels for its rows and perhaps a block of features; a centre has a block of
-    features for rows of some or all hospitals. Rows may stand in any order at each party.
+    features for rows of some or all hospitals. Rows may be in any order at each party.
 
     Parameters
     ----------
@@ -75,34 +75,31 @@ class HybridKernelClient(TableClient):
     x : array or data frame, shape (n, d), optional
         The party's block of features, within ``ranges``; None at a hospital without features.
     y : array, shape (n,) or (n, k), optional
-        Labels; a party with labels (if of no rows) is a hospital.
+        Labels; a party with labels (even of no rows) is a hospital.
     ids : sequence of length n, optional
-        Record ids. Without them rows cannot be joined with those of other parties.
+        Record ids; without them rows cannot be joined.
     x_test, y_test, ids_test : arrays, optional
-        Held-out rows of a hospital: predicted with the model and, if labelled, counted.
+        Held-out rows of a hospital: predicted and, if labelled, counted.
     block : str (default: "clinical" at a hospital, "centre <partition>" at a centre)
-        Name of the block of features. Parties with the same name hold the same columns, of
-        different rows.
+        Name of the features. Parties with the same name hold the same columns of different rows.
     columns : sequence of str, optional
         Names of the features.
     ranges : array, shape (d, 2), optional
-        Least and greatest value of each feature, public; [0, 1] by default.
+        Public least and greatest value of each feature; default [0, 1].
     classes : sequence of float or str, optional
-        All classes of a classification, by whose names y may be given, the same order everywhere;
-        without them y holds the targets of a regression.
+        All classes, in the same order everywhere; y may have their names. Default: regression.
     label_bound : float (default: 1.0)
         Public bound of abs(y) in a regression.
     alignment_key : bytes or AlignmentTags, optional
-        Secret of all parties that share records, not of the server: joins ids. Or what each of
-        them has of one align run.
+        Joins ids: a secret of all parties, not of the server, or the result of an align run.
     landmark_seed : bytes, optional
-        Secret of 32 bytes, the same at all holders of the block. Without it a single holder draws
+        Secret of 32 bytes, the same at all holders of the block. By default a single holder draws
         one, and several agree on one during the run.
     predictions : path, optional
         CSV file that a hospital writes for its held-out rows: id, outputs, predicted class.
     **common
-        Options of :class:`~fedkern_flwr.node.client.Client`; ``allow_single`` here also lets
-        a hospital without others show its normal equations to the server.
+        Options of :class:`~fedkern_flwr.node.client.Client`; ``allow_single`` also lets a hospital
+        without others send its normal equations to the server.
 
     Raises
     ------
@@ -113,8 +110,7 @@ class HybridKernelClient(TableClient):
 
     Notes
     -----
-    Memory: a few times the kernel of the rows asked for in one message, which the server keeps
-    below 256 MB.
+    Memory: a few times the kernel of the rows in one message, which the server keeps below 256 MB.
     """
 
     state_class = RunState
@@ -149,18 +145,16 @@ class HybridKernelClient(TableClient):
         self.landmark_seed = landmark_seed
 
     def beside(self, name: str) -> Mapping[int, float]:
-        """Return the centres' unknowns of a row, which the normal equations are about as well."""
+        """Return the centres' unknowns of a row, on which the normal equations depend too."""
         if not name.startswith("equations"):
             return {}
         return {int(p): unknowns for p, unknowns in self.record.beside.items()}
 
     @property
     def shows_rows(self) -> bool:
-        """Whether hospitals open distances of its rows."""
         return self.role == CENTRE
 
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
-        """Tell who this is; see the message."""
         told = self._shared.told(request.session) if self.ledger.exists else ""
         if self.landmark_seed is not None:
             told = session_digest(self.landmark_seed, request.session)
@@ -177,7 +171,6 @@ class HybridKernelClient(TableClient):
         )
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Take up the settings or the distances that come along, before a handler."""
         if isinstance(request, wire.DistancesRequest):
             self._begin(request)
         if isinstance(request, wire.RowsRequest):
@@ -191,14 +184,12 @@ class HybridKernelClient(TableClient):
         return replace(reply, fingerprint=self._fingerprint()) if makes else reply
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return the phases; some requests also come with how the kernel is made."""
         found = super().handlers()
         return found | {own.phase: (own, found[phase][1]) for phase, own in wire.OWN.items()}
 
     # -- settings and rows
 
     def _begin(self, request: wire.KernelRequest) -> None:
-        """Take up the settings of a run; a request that is repeated finds them again."""
         widths, fourier = request.fixed_gammas, request.basis == "fourier"
         fits = len(widths) in (1, request.landmarks) or not (request.model or len(widths))
         fits &= request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
@@ -218,7 +209,7 @@ class HybridKernelClient(TableClient):
         kept = self.kept
         if kept.begun:
             return
-        stated = self.landmark_seed is not None  # then every engine draws the same
+        stated = self.landmark_seed is not None  # then all engines draw the same
         kept.settings["sequence"] = 0 if self.simulated or stated else SEQUENCE
         if request.model:
             self._remember(request)
@@ -234,7 +225,7 @@ class HybridKernelClient(TableClient):
         }
 
     def _fix_rows(self, request: wire.MomentsRequest | wire.DistancesRequest) -> None:
-        """Refuse other rows than before: sums that differ by one patient would show that one."""
+        """Refuse changed rows: sums that differ by one patient would reveal that one."""
         table, party = self.table, self.name
         if len(np.unique(request.hospitals)) < len(request.hospitals):
             raise refusal("rows of one hospital are named twice", code="FK-ORDER-ROWS")
@@ -253,7 +244,7 @@ class HybridKernelClient(TableClient):
             self._note(f"rows of {hospital}", rows[:train])
 
     def _pin_rows(self, hospital: int, train: int, rows: NDArray[Any]) -> None:
-        """Refuse other rows of a hospital than those of an earlier request of the run."""
+        """Refuse other rows of a hospital than in an earlier request of the run."""
         text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
         digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
         if not self.kept.pin(name, digest):
@@ -275,16 +266,14 @@ class HybridKernelClient(TableClient):
 
     @property
     def _held_out(self) -> range:
-        """Positions of held-out rows among those that are announced."""
         return range(self.table.rows, self.table.rows + self.table.tests)
 
     def _check_share(self, rows: NDArray[Any]) -> None:
-        """Refuse to stand in a sum with fewer training rows than the node's owner allows."""
+        """Refuse to sum fewer training rows than the node's owner allows."""
         last = self.table.rows + (0 if self.role == HOSPITAL else self.table.tests)
         check_selection(rows, range(last), least=self.policy.min_own_rows, party=self.name)
 
     def _note(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
-        """Note what is made of which announced rows; -1 is a row that is not held."""
         if not self.simulated:
             self.note_rows(purpose, self.places(rows[rows >= 0]), each=each)
 
@@ -292,17 +281,16 @@ class HybridKernelClient(TableClient):
 
     @answers(wire.MomentsRequest)
     def agree(self, request: wire.MomentsRequest) -> wire.MomentsReply:
-        """Add up the moments of the block; draw and seal its secret, if it falls to this party."""
         self._fix_rows(request)
         sealed = []
         if request.moments and request.sampling not in ("N", "C"):
             raise self.wrong(
                 "moments are asked for of landmarks that need none", code="FK-ASKED-MORE"
             )
-        # a row that two hospitals name counts once: five times one would be no rare row
+        # a row that two hospitals name counts once: repeated five times it would not be rare
         positions = np.unique(request.training_positions)
         for name in self._declared(request, len(positions)):
-            self.secure_sums.order(name)  # moments leave in a sum only: else no row is looked at
+            self.secure_sums.order(name)  # refuses without a sum, before any row is read
             self._note(name, positions)
             self._check_share(positions)
             x = merge_rows(self.table.in_order(self.places(positions)), self.policy.min_sum_rows)
@@ -323,12 +311,12 @@ class HybridKernelClient(TableClient):
         if request.sealed_seed.size:
             place = ("landmarks", session, self.block, other, self.partition)
             made = unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
-        elif other >= 0:  # two holders need no exchange for it
+        elif other >= 0:  # two holders derive it without an exchange
             made = derive_key(self.pair_secret(other), "landmarks", session, self.block)
         made = made or self._own_secret()
         if holders > 1:
             _, gone = self._shared.take(made, holders, lasting=False)
-            self.kept.settings["passing"] = gone and holders == 2  # others derive it anew
+            self.kept.settings["passing"] = gone and holders == 2  # a later run derives another one
         return made
 
     @property
@@ -337,10 +325,10 @@ class HybridKernelClient(TableClient):
         return SharedSecret.of(self.state_dir, place)
 
     def _own_secret(self, peers: Sequence[int] = ()) -> bytes:
-        """Return a secret of its own: the same in all runs where the node remembers one.
+        """Return an own secret, the same in all runs if the node has a folder.
 
-        Then a run that is repeated sums the same numbers again, which tells nothing new. Other
-        peers are told another one: who held the block once would know the landmarks of later runs.
+        A repeated run then sums the same numbers, which reveals nothing new. Other peers get
+        another secret: a former holder of the block would know the landmarks of later runs.
         """
         known = (self.secure_sums.party.trusted or {}) if peers else {}
         told = sorted(known.get(peer, b"%d" % peer).hex() for peer in peers)
@@ -359,7 +347,6 @@ class HybridKernelClient(TableClient):
         return read_moments(sums, ranges, sampling)
 
     def _remember(self, request: wire.KernelRequest) -> None:
-        """Take up the secret and moments that this party kept of the run that made a model."""
         path = self.saved_state(request.model, request.model_round)
         if path is not None and path.is_file():
             old = RunState.unpack(path.read_bytes())
@@ -394,7 +381,6 @@ class HybridKernelClient(TableClient):
 
     @answers(wire.DistancesRequest)
     def send_distances(self, request: wire.DistancesRequest) -> wire.DistancesReply:
-        """Contribute partial distances; take the totals of an earlier part that come along."""
         self._take_distances()
         self._fix_rows(request)
         for hospital, train, start, stop, rows in request.parts:
@@ -417,7 +403,7 @@ class HybridKernelClient(TableClient):
                 name = wire.distances_sum(hospital, start, None)
             if not self._ordered(name):
                 continue
-            if hospital == self.partition:  # adds its own block by itself
+            if hospital == self.partition:  # its own block is added later
                 self._note_centres(name, whole=whole or start >= train)
                 self.secure_sums.contribute_nothing(name)
             elif whole and (self.role != CENTRE or (all_rows[:train] < 0).any()):
@@ -431,12 +417,12 @@ class HybridKernelClient(TableClient):
         return wire.DistancesReply(fingerprint=self._fingerprint())
 
     def _note_centres(self, name: str, *, whole: bool) -> None:
-        """Note which columns centres have of all training rows: these hide the rows as well.
+        """Note the columns that centres have for all training rows: they hide the rows, too.
 
-        Centres say how many columns they have when they sign their keys of the run.
+        Centres state their number of columns when they sign their keys of the run.
         """
         state = self.secure_sums.party.state
-        self.kept.settings["of"] = name.partition("#")[0]  # only its totals are taken
+        self.kept.settings["of"] = name.partition("#")[0]  # only totals of this sum are used
         if not whole:
             self.record.beside = {}
         elif name.endswith("#0"):
@@ -462,7 +448,6 @@ class HybridKernelClient(TableClient):
         self.secure_sums.contribute(wire.PAIRS, upper)
 
     def _add_mean_distance(self, rows: NDArray[Any], landmarks: Floats) -> None:
-        """Contribute the mean distances of all training rows to the landmarks, added up."""
         if not self.kept.tunes:
             raise self.wrong(
                 "the width of this run is known: it needs no mean distance", code="FK-ASKED-MORE"
@@ -474,7 +459,6 @@ class HybridKernelClient(TableClient):
         self.secure_sums.contribute(wire.MEAN_DISTANCE, np.array([found]))
 
     def _distances(self, rows: NDArray[Any], landmarks: Floats) -> Floats:
-        """Return partial distances, or phases, of announced rows; zeros where none is held (-1)."""
         held = rows >= 0
         out = np.zeros((len(rows), self.kept.summed))
         if self.table.features and held.any():
@@ -490,7 +474,6 @@ class HybridKernelClient(TableClient):
 
     @property
     def kernel(self) -> HospitalKernel:
-        """The kernel of this hospital's rows."""
         rows = KernelRows(self.state_dir, self.session, self.partition, self.kept.landmarks)
         landmarks = self._landmarks if self.table.features else None
         return HospitalKernel(self.kept, rows, self.table.y, landmarks, self._distances)
@@ -499,20 +482,18 @@ class HybridKernelClient(TableClient):
         self.kernel.take({} if self.sums is None else self.sums.delivered)
 
     def _take_own_rows(self, request: wire.KernelRequest) -> None:
-        """Begin the kernel of all own rows."""
         if request.model:
             raise self.wrong("a saved model is made of no other rows", code="FK-ASKED-MORE")
         self._begin(request)
         train = self.table.rows
         rows = np.arange(train + self.table.tests, dtype=np.int32)
         self._pin_rows(self.partition, train, rows)
-        if "rows" not in self.kept.arrays:  # else the request has come again
+        if "rows" not in self.kept.arrays:  # otherwise the request is repeated
             self._begin_rows(request, rows, train, alone=True)
 
     def _begin_rows(
         self, request: wire.KernelRequest, rows: NDArray[Any], train: int, *, alone: bool
     ) -> None:
-        """Remember of which announced rows a hospital's kernel is; it begins anew."""
         kept = self.kept
         kept.arrays["rows"] = rows
         kept.settings |= {
@@ -525,7 +506,6 @@ class HybridKernelClient(TableClient):
         kept.begin_kernel()
 
     def _go_on(self) -> None:
-        """Take the kernel as far as it has arrived; go on with the whole, once a run has begun."""
         settings, begun = self.kept.settings, self.kept.begun
         if begun and "rows" in self.kept.arrays:
             self._take_distances()
@@ -541,7 +521,6 @@ class HybridKernelClient(TableClient):
 
     @answers(wire.EquationsRequest)
     def send_equations(self, request: wire.EquationsRequest) -> wire.EquationsReply:
-        """Contribute K_h^T K_h and K_h^T y_h of the training rows (eq. 2.9)."""
         kept, table = self.kept, self.table
         self.record.helped = True
         rows = kept.arrays["rows"][: kept.train]
@@ -571,12 +550,12 @@ class HybridKernelClient(TableClient):
         return wire.EquationsReply(plain=self._add(name, vector))
 
     def _check_tuning(self, request: wire.EquationsRequest) -> Floats | None:
-        """Refuse widths and folds that may not be tried; return the weights of training rows.
+        """Refuse widths and folds that may not be tried; return the training rows' weights.
 
         Raises
         ------
         RefusedError, ProtocolError
-            It is asked for more than it may tell, or for something else than before.
+            The request exceeds what may be released, or has changed.
         """
         gammas, folds = request.gammas, request.folds
         few = 1 <= len(gammas) <= MOST_WIDTHS and 1 <= folds <= MOST_FOLDS
@@ -595,13 +574,13 @@ class HybridKernelClient(TableClient):
                 "other widths or folds are asked for than before in this run",
                 code="FK-ORDER-CHANGED",
             )
-        # of counts that are the first: others may be guesses
+        # only for the first counts: repeated guesses would reveal labels
         return self._class_weights(request)
 
     def _folds(self, rows: NDArray[Any], folds: int) -> NDArray[np.intp]:
-        """Deal training rows to folds: those of the node's freeze, so that they are the same ever.
+        """Deal training rows to folds: those of the node's freeze, the same in all runs.
 
-        More folds than the freeze has, and those of simulations, are dealt by keyed hashes of ids.
+        In simulations, and for more folds than the freeze has, by keyed hashes of ids.
         """
         parts = None if self.budget else self.ledger.parts(self.session)
         if parts is None or folds > FOLDS:
@@ -613,7 +592,6 @@ class HybridKernelClient(TableClient):
         return fold
 
     def _training_counts(self) -> Floats:
-        """Return how many training rows of each class this hospital has, to be summed."""
         if not self.kept.tunes or not self.table.classes:
             raise self.wrong(
                 "the rows of this run are not weighed by their classes", code="FK-ASKED-MORE"
@@ -623,9 +601,9 @@ class HybridKernelClient(TableClient):
         return class_counts(self.kernel.targets())
 
     def _class_weights(self, request: wire.EquationsRequest) -> Floats | None:
-        """Return the weights of the training rows by their classes, None where all weigh the same.
+        """Return the class weights of the training rows, None if all are equal.
 
-        With counts of its own a server could have single rows outweigh all others in a sum.
+        Counts made up by a server could let single rows outweigh all others in a sum.
         """
         counts = request.class_counts
         if not request.balanced:
@@ -647,14 +625,14 @@ class HybridKernelClient(TableClient):
         return balanced_weights(y, counts)
 
     def _check_folds(self, name: str, folds: int) -> None:
-        """Refuse folds of few rows, or of rows of few hospitals: their sums are told one by one."""
+        """Refuse folds of few rows or few hospitals: their sums are released one by one."""
         policy, own = self.policy, self.kept.train // folds
         if self.kept.train > 0 and own < policy.min_own_rows:
             raise refusal(
                 f"min_own_rows = {policy.min_own_rows}: a fold has {own}", code="FK-POLICY-OWN-ROWS"
             )
         if not self._ordered(name):
-            return  # a single hospital that allows it
+            return  # a single hospital, which allows it
         others = [rows // folds for rows in self.secure_sums.rows(name)]
         least = policy.least_parties(self.enough_parties)
         if sum(rows > 0 for rows in others) < least:
@@ -667,12 +645,6 @@ class HybridKernelClient(TableClient):
             )
 
     def _check_chosen(self, gammas: Floats) -> None:
-        """Refuse a width where it is known, and none where it was to be chosen.
-
-        Raises
-        ------
-        ProtocolError
-        """
         tunes, known = self.kept.tunes, self.kept.arrays["gammas"]
         fits = len(gammas) in (1, self.kept.landmarks) and bool((gammas > 0.0).all())
         if not (fits if tunes else not gammas.size or np.array_equal(gammas, known)):
@@ -682,7 +654,6 @@ class HybridKernelClient(TableClient):
 
     @answers(wire.ProductRequest)
     def send_product(self, request: wire.ProductRequest) -> wire.ProductReply:
-        """Contribute K_h^T (K_h P); with ``labels`` K_h^T y_h before it."""
         self.record.helped = True
         if not (np.linalg.norm(request.directions, axis=0) <= _UNIT).all():
             raise refusal("directions longer than one", code="FK-ASKED-MORE")
@@ -697,7 +668,7 @@ class HybridKernelClient(TableClient):
 
     @answers(wire.CoefficientsRequest)
     def take_coefficients(self, request: wire.CoefficientsRequest) -> wire.CoefficientsReply:
-        """Predict the held-out rows, keep the predictions here, count how good they are."""
+        """Predict the held-out rows, write the predictions here, count the outcomes."""
         kept, table = self.kept, self.table
         asked = kept.arrays["rows"][kept.train :]
         if request.count:
@@ -715,8 +686,8 @@ class HybridKernelClient(TableClient):
             columns = np.hstack([columns, request.factor])
         found = self.kernel.predict(columns, request.gammas)
         predictions, spread = found[:, :outputs], found[:, outputs:]
-        if not table.classes:  # no label is beyond its bound
-            predictions = np.nan_to_num(predictions)  # whether they are numbers must not show
+        if not table.classes:  # labels are within their bound
+            predictions = np.nan_to_num(predictions)  # NaN must not show
             predictions = np.clip(predictions, -table.label_bound, table.label_bound)
         tests = self.places(asked) - table.rows
         deviations = np.zeros((len(tests), 0))
@@ -726,7 +697,7 @@ class HybridKernelClient(TableClient):
         if not request.count:
             return wire.CoefficientsReply(plain=())
         total = OUTCOMES if self._ordered(OUTCOMES) else ""
-        trained = self.record.helped or self.simulated  # which forgets it when a run breaks off
+        trained = self.record.helped or self.simulated  # lost when a simulation breaks off
         counts = self.outcomes(tests, predictions, request.bins, total=total, trained=trained)
         model = (request.coefficients, request.gammas)
         return wire.CoefficientsReply(plain=self._add(OUTCOMES, counts, *model))
@@ -734,14 +705,14 @@ class HybridKernelClient(TableClient):
     # -- what a sum of hospitals may be
 
     def _facts(self, rows: int, tests: int = 0) -> wire.Facts:
-        """Return what this party knows of what its sums depend on, with its own rows of each kind.
+        """Return this party's facts about its sums, with its own numbers of rows.
 
-        The noise of a sum follows from the rows that its parties signed. There is none for a model
-        that was saved: a run with a budget refuses sums without it.
+        The noise of a sum follows from the rows that its parties signed. Predictions with a saved
+        model have none: a run with a budget refuses sums without it.
         """
         table, kept = self.table, self.kept
         orders = {} if self.sums is None else self.sums.orders
-        kernel = kept.settings.get("kernel", "rbf")  # moments come before there is one
+        kernel = kept.settings.get("kernel", "rbf")  # the moments come before the kernel
         budget, signed = None, list[tuple[int, int]]()
         if orders and kept.fourier and kept.settings["model"] == self.session:
             state = self.secure_sums.party.state
@@ -763,7 +734,6 @@ class HybridKernelClient(TableClient):
         )
 
     def _declared(self, request: wire.HybridRequest, rows: int, tests: int = 0) -> list[str]:
-        """Return the names of the sums that a request asks for; refuse any other order."""
         sums = request.sum_specs(self._facts(rows, tests))
         if self.sums is not None:
             self.sums.check_all(sums)
@@ -773,12 +743,12 @@ class HybridKernelClient(TableClient):
         return self.sums is not None and name in self.sums.orders
 
     def _check_role(self) -> None:
-        """Refuse to add a centre's zeros to a sum of hospitals: it may be that of a single one."""
+        """Refuse to add a centre's zeros to a sum of hospitals: it could be one hospital's own."""
         if self.role != HOSPITAL:
             raise self.wrong("it has no labels, so it adds nothing", code="FK-ASKED-MORE")
 
     def _add(self, name: str, vector: Floats, *model: Floats) -> tuple[Floats, ...]:
-        """Contribute to a sum; without one return the vector, where that is allowed."""
+        """Contribute to a sum; without one return the vector, if that is allowed."""
         if self._ordered(name):
             rows = self.kept.arrays.get("rows", _NO_ROWS)
             release = "" if self.budget is None else asked(rows, *model)
@@ -791,11 +761,11 @@ class HybridKernelClient(TableClient):
         return (vector,)
 
     def _common(self, name: str, *asked_for: Floats) -> bytes:
-        """Return the digest of what the function of a row depends on that hospitals sum.
+        """Return the digest of what determines the summed function of a row.
 
-        If some sum the function of an earlier run, and others another one, the difference of both
-        sums is about the rows of these alone. So masks cancel only where all sum the same. Where
-        hospitals may have other landmarks than this one, it counts on its own rows only.
+        If some nodes sum the function of an earlier run and others a new one, the difference of the
+        runs' sums covers only the latter's rows. So masks cancel only if all sum the same. If
+        hospitals may have other landmarks, this one counts only its own rows.
         """
         if not name.startswith(EQUATIONS):
             return b""
@@ -809,7 +779,7 @@ class HybridKernelClient(TableClient):
         return asked(drawn, self._fingerprint(), *map(np.ascontiguousarray, about)).encode()
 
     def _check_alone(self, name: str) -> None:
-        """Refuse to tell the server what no sum was ordered of, where that is not allowed."""
+        """Refuse to send the server values outside of a sum, unless allowed."""
         if self._ordered(name):
             return
         if self.budget is not None:
@@ -824,9 +794,9 @@ class HybridKernelClient(TableClient):
             )
 
     def _charge_centre(self) -> None:
-        """Charge a centre's rows for the whole run: they are in what the hospitals release.
+        """Charge a centre's rows for the whole run: the hospitals' releases contain them.
 
-        Whether the hospitals predict only, as the server may tell this party, it cannot see.
+        The centre cannot verify a claim that the hospitals only predict.
         """
         budget = self.budget
         if budget is None or self.role != CENTRE:

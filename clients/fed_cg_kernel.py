@@ -1,9 +1,8 @@
-"""What a party of FedCG has: its table, its state of a run, at a hospital the kernel of its rows.
+"""Data of a party of FedCG: its table, its state of a run, a hospital's kernel.
 
-The kernel is made as sums of distances arrive. In a deployment every message may meet a new
-process, and the rows are too many to travel with the node's state: they lie in a private file that
-is erased at the end of the run. They can be made again: a hospital without them says so, and the
-run goes back.
+The kernel is made as sums of distances arrive. In a deployment every message may start a new
+process, and the rows are too large for the node's state: they are in a private file, erased at the
+end of the run. If it is lost, the hospital reports that and they are made again.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from .table_client import Floats, PartyTable, RunFile
 
 
 class HybridTable(PartyTable):
-    """Rows of one party: a block of features, labels at a hospital, held-out rows at a hospital.
+    """Rows of one party: a block of features; at a hospital labels and held-out rows.
 
     Parameters
     ----------
     *rows
         Party and rows, see :class:`~fedkern_flwr.clients.table_client.PartyTable`.
     ranges : array, shape (d, 2), or None
-        [0, 1] by default.
+        Default [0, 1].
     **common
         Options of :class:`~fedkern_flwr.clients.table_client.PartyTable`.
     """
@@ -50,16 +49,15 @@ class HybridTable(PartyTable):
         self._check_ranges()
 
     def in_order(self, rows: NDArray[Any]) -> Floats:
-        """Return the features of some rows as the table has them: to the bit in each run."""
+        """Return the features of some rows in table order, the same bits in each run."""
         return self.features_of(np.sort(rows))
 
     def folds(
         self, rows: NDArray[np.intp], folds: int, key: AlignmentKey | None
     ) -> NDArray[np.intp]:
-        """Deal training rows to folds of equal sizes, in the order of keyed hashes of their ids.
+        """Deal training rows to equal folds, in the order of keyed hashes of their ids.
 
-        Which row is in which fold stays the same as long as the rows do, and is not known without
-        the key.
+        Folds are stable as long as the rows are, and unknown without the key.
         """
         hashes = hash_ids(self._ids[rows], key or self._own_key(), "fedkern-flwr folds")
         out = np.empty(len(rows), np.intp)
@@ -87,70 +85,61 @@ class HybridTable(PartyTable):
 
 
 class RunState(KeptState):
-    """What a party of FedCG remembers of a run between two messages; small, never sent.
+    """State of a FedCG party between two messages; small, never sent.
 
-    Its seed is the secret of the block's landmarks. ``settings`` holds what the server asked for,
-    and how far the kernel of a hospital is. ``arrays``:
+    The seed is the secret of the block's landmarks. ``settings`` has the requests' options and the
+    progress of a hospital's kernel. ``arrays``:
 
-    ``order`` (rows,), the row of the table at each announced position; ``gammas`` (1,) or (m,),
-    (0,) while the width is being chosen;
-    ``moments`` (2, d), if landmarks are normal. At a hospital ``rows``, its announced rows in the
-    kernel's order, ``gram`` and ``right``, the normal equations so far.
+    ``order`` (rows,), the table row at each announced position; ``gammas`` (1,) or (m,), (0,) while
+    the width is being chosen; ``moments`` (2, d) for normal landmarks. At a hospital ``rows``, its
+    announced rows in the kernel's order, ``gram`` and ``right``, the normal equations so far.
     """
 
     progress = ("done",)
 
     def settled(self, session: str) -> bytes:
-        """Return what the server has settled: the settings, and the widths."""
         return super().settled(session) + np.asarray(self.arrays.get("gammas", ())).tobytes()
 
     @property
     def begun(self) -> bool:
-        """Whether the settings of the run have arrived."""
         return "landmarks" in self.settings
 
     @property
     def tunes(self) -> bool:
-        """Whether the width is chosen in this run: what is kept of a row are its distances."""
+        """Whether the width is chosen in this run: then distances are kept."""
         return not self.arrays["gammas"].size
 
     @property
     def landmarks(self) -> int:
-        """Number m of landmarks, or of features."""
         return int(self.settings["landmarks"])
 
     @property
     def fourier(self) -> bool:
-        """Whether the kernel is one of Fourier features."""
         return self.settings.get("basis") == "fourier"
 
     @property
     def summed(self) -> int:
-        """Numbers that are summed of a row: distances, or phases."""
         return self.landmarks // 2 if self.fourier else self.landmarks
 
     @property
     def train(self) -> int:
-        """Training rows of the kernel."""
         return int(self.settings["train"])
 
     @property
     def total(self) -> int:
-        """Rows of the kernel."""
         return int(self.settings["total"])
 
     @property
     def done(self) -> int:
-        """Rows of the kernel that have been made."""
         return int(self.settings["done"])
 
     def function(
         self, request: wire.EquationsRequest, block: str, ranges: Floats
     ) -> dict[str, Any]:
-        """Return which function of a row is summed, and how it is asked for again.
+        """Return the identity of the summed function of a row, and how to request it again.
 
-        Nothing where other parties have a part in it, or the weights follow from all rows: then
-        this node cannot tell that it is the same as in an earlier run.
+        Empty if other parties contribute to it, or weights depend on all rows: then this node
+        cannot verify that it equals that of an earlier run.
         """
         settings, gammas = self.settings, request.gammas
         base = gammas[:, 0] / SPREAD[0]
@@ -159,7 +148,7 @@ class RunState(KeptState):
             return {}
         if settings.get("passing") or not (spreads or gammas.shape[1] == 1):
             return {}
-        drawn = max(self.landmarks, settings["sequence"])  # fewer are the first of these
+        drawn = max(self.landmarks, settings["sequence"])  # smaller numbers are the first of these
         drawn_as = [settings["kernel"], settings["sampling"]]
         about = json.dumps([*drawn_as, drawn, spreads, base.tolist()])
         landmarks = np.vstack([ranges.T, *self.arrays.get("moments", ())])
@@ -169,32 +158,20 @@ class RunState(KeptState):
         return {"function": function, "how": how}
 
     def begin_kernel(self) -> None:
-        """Forget the rows of the kernel that have been made, and their normal equations."""
         self.settings["done"] = 0
         for name in ("gram", "right"):
             self.arrays.pop(name, None)
 
 
 class KernelRows(RunFile):
-    """Rows of a kernel matrix, or of the distances that it is made of, in a file.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Where; by default a folder for this user's eyes in the system's place for temporary files.
-    session : str
-        Name of the run.
-    partition : int
-    landmarks : int
-        Numbers per row.
-    """
+    """File of rows of a kernel matrix, or of distances; parameters as :class:`RunFile`."""
 
     def __init__(self, folder: Path | None, session: str, partition: int, landmarks: int) -> None:
         super().__init__(folder, session, partition, "kernel")
         self.landmarks = landmarks
 
     def write(self, start: int, rows: Floats, *, first: int = 0) -> None:
-        """Write rows from position ``start`` on; those of position ``first`` begin a new file.
+        """Write rows from position ``start``; position ``first`` begins a new file.
 
         Raises
         ------
@@ -210,13 +187,7 @@ class KernelRows(RunFile):
             file.write(np.ascontiguousarray(rows, "<f8").data)
 
     def read(self, start: int, stop: int) -> Floats:
-        """Return rows as a read-only array, without loading what is not used.
-
-        Raises
-        ------
-        StateError
-            The file is gone or too short.
-        """
+        """Return rows as a read-only memory map; StateError if they are gone."""
         if stop <= start:
             return np.zeros((0, self.landmarks))
         self._check_length(stop)
@@ -231,18 +202,18 @@ class KernelRows(RunFile):
 
 @dataclass
 class HospitalKernel:
-    """The kernel of the rows that a hospital has announced.
+    """The kernel of a hospital's announced rows.
 
     Attributes
     ----------
     kept : RunState
-        What the hospital remembers of the run: how far the kernel is, the normal equations so far.
+        The hospital's state: progress of the kernel, normal equations so far.
     rows : KernelRows
-        Rows of the kernel that later steps need.
+        Rows of the kernel for later steps.
     y : ndarray, shape (n, k)
         Targets of the table's rows.
     landmarks : callable or None
-        Returns the landmarks of the hospital's own block, if it has one.
+        Returns the landmarks of the hospital's own block, if any.
     distances : callable
         (announced rows, landmarks) -> distances, shape (rows, m).
     """
@@ -254,23 +225,21 @@ class HospitalKernel:
     distances: Callable[[NDArray[Any], Floats], Floats]
 
     def take(self, delivered: Mapping[str, NDArray[Any]]) -> None:
-        """Turn totals that came with a request into kernel rows."""
         kept = self.kept
         for name, total in delivered.items():
             of, _, start = name.partition("#")
-            if of != kept.settings.get("of") or int(start) != kept.done:  # another, or once more
+            if of != kept.settings.get("of") or int(start) != kept.done:  # another or repeated sum
                 continue
             try:
                 found = CIRCLE.decode(total, 1) if kept.fourier else total
                 self._absorb(found.reshape(-1, kept.summed))
-            except StateError:  # the rows before are gone: the next step asks for all of them
+            except StateError:  # the rows before are gone: the next step requests all rows
                 kept.settings["done"] = -1
         while kept.settings.get("alone") and kept.done < kept.total:
             part = next(row_chunks(kept.total - kept.done, kept.landmarks))
             self._absorb(np.zeros((part.stop, kept.summed)))
 
     def _absorb(self, totals: Floats) -> None:
-        """Add this hospital's own block, make the kernel, keep what later steps need of it."""
         kept = self.kept
         start, stop = kept.done, kept.done + len(totals)
         if self.landmarks is not None:
@@ -292,7 +261,7 @@ class HospitalKernel:
         kept.settings["done"] = stop
 
     def _add_equations(self, kernel: Floats) -> None:
-        """Add rows in the order of the table: the announced one differs from run to run."""
+        """Add rows in table order: the announced order differs between runs."""
         arrays = self.kept.arrays
         part = slice(self.kept.done, self.kept.done + len(kernel))
         order = np.argsort(arrays["order"][arrays["rows"][part]])
@@ -301,12 +270,12 @@ class HospitalKernel:
             arrays[name] = found + arrays[name] if name in arrays else found
 
     def _read(self, start: int, stop: int) -> Floats:
-        """Return kept rows; a hospital whose kernel needs nobody makes them again if they are gone.
+        """Return kept rows; a hospital with its own kernel makes lost ones again.
 
         Raises
         ------
         StateError
-            They are gone, and others have a part in them.
+            They are gone, and other parties contributed.
         """
         kept = self.kept
         try:
@@ -319,7 +288,7 @@ class HospitalKernel:
         return self.rows.read(start, stop)
 
     def targets(self) -> Floats:
-        """Return the targets of the training rows, shape (train, k), in the kernel's order."""
+        """Return the training targets, (train, k), in the kernel's order."""
         rows = self.kept.arrays["rows"][: self.kept.train]
         return np.asarray(self.y[self.kept.arrays["order"][rows]])
 
@@ -344,16 +313,8 @@ class HospitalKernel:
     ) -> Floats:
         """Return the normal equations of each width and fold, as one vector.
 
-        Parameters
-        ----------
-        gammas : ndarray, shape (w, 1) or (w, m)
-            The widths, of all landmarks or of each.
-        fold : ndarray of int, shape (train,)
-            To which fold each training row belongs, in the kernel's order.
-        folds : int
-            How many there are.
-        weights : ndarray, shape (train,), optional
-            By which the squared errors of rows are multiplied.
+        ``gammas`` has shape (w, 1) or (w, m); ``fold`` has each training row's fold, in the
+        kernel's order; ``weights`` multiply squared errors.
         """
         kept, y = self.kept, self.targets()
         distances = self._read(0, kept.train)
@@ -367,7 +328,7 @@ class HospitalKernel:
         return sums.pack()
 
     def predict(self, coefficients: Floats, gammas: Floats) -> Floats:
-        """Return the outputs of the held-out rows; ``gammas`` is the width if it was chosen."""
+        """Return the outputs of the held-out rows; ``gammas`` is a chosen width."""
         rows = self._read(self.kept.train, self.kept.total)
         if self.kept.tunes:
             rows = kernel_from_distances(np.array(rows), gammas)

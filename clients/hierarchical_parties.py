@@ -1,7 +1,7 @@
-"""What parties of HierarchicalSVM compute: users with rows, agents, the label owner.
+"""Computations of HierarchicalSVM parties: users with rows, agents, the label owner.
 
-Each gets what it works on: the table, and the record of what the node keeps of the run. Messages,
-sums and seals are the business of :class:`~fedkern_flwr.clients.SVMClient`.
+They get the table and the node's record of the run. Messages, sums and seals are in
+:class:`~fedkern_flwr.clients.SVMClient`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedkern_flwr.solvers.local_solvers import balanced_weights, solve_local, to
 
 from .table_client import PartyTable
 
-#: What a user keeps of each output.
+#: What a user stores per output.
 _STACKED = ("model", "dual", "counted", "rho", "sigma", "memory", "group_center", "group_dual")
 _COORDINATES = ("mean", "deviation", "ridge")
 _OF_ROWS = ("features", "gamma", "feature_seed")
@@ -42,20 +42,11 @@ _RECENT = Recent(1 << 28)
 
 
 class UserRows:
-    """What a user computes with its rows.
+    """Computations of a user with its rows.
 
     While C is tried, outputs are those of :mod:`fedkern_flwr.groups.consensus`: each learns from
-    the rows of the other folds, and its loss is that of the fold.
-
-    Parameters
-    ----------
-    table : PartyTable
-    kept : KeptState
-        What the node keeps of the run.
-    run : tuple
-        Names run and node, for what is not made again for the next message.
-    deal : callable
-        Returns the fold of each row.
+    the other folds, and its loss is that of the fold. ``run`` identifies run and node for cached
+    results; ``deal`` returns the fold of each row.
     """
 
     def __init__(
@@ -71,33 +62,24 @@ class UserRows:
 
     @property
     def trying(self) -> bool:
-        """Whether several C are tried."""
         own = self.kept.settings
         return own.get("folds", 0) > 0 and "chosen" not in own
 
     @property
     def trials(self) -> int:
-        """How many outputs there are for each class while C is tried."""
         own = self.kept.settings
         return int(own.get("folds", 0)) * len(own.get("tried", ()))
 
     @property
     def outputs(self) -> int:
-        """Number of models."""
         return int(self.table.y.shape[1]) * (self.trials if self.trying else 1)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the models."""
         return self.outputs, len(self.kept.arrays["ridge"])
 
     def choose(self, chosen: int) -> None:
-        """Go on with one of the C that were tried; it cannot be changed.
-
-        Raises
-        ------
-        ProtocolError
-        """
+        """Continue with one of the tried C, which is then fixed (ProtocolError)."""
         own, found = self.kept.settings, self.kept.arrays
         if chosen == own.get("chosen", -1):
             return
@@ -122,9 +104,9 @@ class UserRows:
 
     @property
     def spread(self) -> float:
-        """Over how many times the rows of some folds numbers about these could be spread.
+        """Factor by which numbers about some folds could be spread over all rows.
 
-        What is about the rows outside of each of several folds can be spread over all rows.
+        Numbers about the rows outside each of several folds can be spread over all rows.
         """
         if not self.trying:
             return 1.0
@@ -134,24 +116,21 @@ class UserRows:
     # -- rows
 
     def features_of(self, x: Floats) -> Floats:
-        """Return what the model is linear in, shape (n, columns of the model)."""
         own, found = self.kept.settings, self.kept.arrays
         if "raw_mean" in found:
             x = (x - found["raw_mean"]) / found["raw_deviation"]
         return model_rows(x, int(own["features"]), own["gamma"], int(own["feature_seed"]))
 
     def rows_of(self, x: Floats) -> Floats:
-        """Return rows in the coordinates of the run, shape (n, d + 1)."""
         found = self.kept.arrays
         return Coordinates(found["mean"], found["deviation"], True).rows(self.features_of(x))
 
     @cached_property
     def learned(self) -> tuple[Floats, Floats | None]:
-        """The rows to learn from in the coordinates of the run, shape (n, d + 1).
+        """The training rows in the coordinates of the run, (n, d + 1).
 
-        And their inner products, shape (n, n), where there are fewer of them than columns and the
-        local problem is solved with them. Random features are dear to make: those of the last
-        messages are kept.
+        And their inner products, (n, n), if the local problem uses them. Random features are
+        expensive: those of the last messages are cached.
         """
         own = self.kept.settings
 
@@ -174,7 +153,7 @@ class UserRows:
     # -- an iteration
 
     def take_coordinates(self, request: wire.SolveRequest) -> None:
-        """Take what comes with the first iteration, and the C to go on with.
+        """Take the first iteration's coordinates, and the chosen C.
 
         Raises
         ------
@@ -198,10 +177,10 @@ class UserRows:
             )
 
     def _check_shares(self, shares: Floats) -> None:
-        """Refuse weights of classes that are not those of the run, or cannot be.
+        """Refuse impossible or changed class weights.
 
-        With a share of its own a user's rows could outweigh all others' in what is summed. Whether
-        they can be tells of labels: it is told of the first that come, and of no others.
+        With a made-up share a user's rows could outweigh all others' in a sum. The check reveals
+        something about labels, so it is done for the first shares only.
         """
         fits, rows = self.kept.pin("shares", shares.tolist()), self.kept.settings["rows"]
         if shares.size:
@@ -214,9 +193,9 @@ class UserRows:
     def make_center(
         self, request: wire.StepWithAgentRequest, total: Floats, users: int, *, just: bool
     ) -> Floats:
-        """Make the center of the last iteration from the group's ``total``; at first it is zero.
+        """Compute the last iteration's center from the group's ``total``; at first zero.
 
-        If C has ``just`` been chosen, the total is still that of all that were tried.
+        If C has ``just`` been chosen, the total still covers all candidates.
         """
         found = self.kept.arrays
         made = dual = np.zeros(self.shape)
@@ -241,7 +220,6 @@ class UserRows:
         return made
 
     def step(self, request: wire.LocalRequest | wire.StepWithAgentRequest, center: Floats) -> None:
-        """Update the dual at a center, solve, and have the vector ready that is summed."""
         found, own, rho = self.kept.arrays, self.kept.settings, request.rho
         dual, primal = np.zeros(self.shape), np.zeros(len(center))
         if "model" in found:
@@ -255,7 +233,6 @@ class UserRows:
         found["vector"] = np.concatenate([(counted + dual).ravel(), statistics])
 
     def _solve(self, target: Floats, penalty: Floats) -> Floats:
-        """Return the models that minimise C sum loss + 1/2 |w - target|^2 in their penalty."""
         own, (rows, gram), y = self.kept.settings, self.learned, self.table.y
         hinge, classes = own["loss"] == "hinge", y.shape[1]
         blank = np.zeros((len(target), len(y) if hinge else 0))
@@ -271,7 +248,7 @@ class UserRows:
                 k, weights = output % classes, self._weights(output % classes)
                 c, before = tried[output // classes % len(tried)], output - classes
                 starts = memory[output : output + (not cold)]
-                if hinge and before >= fold * each:  # the duals of two C are about as these
+                if hinge and before >= fold * each:  # the duals of two C are nearly proportional
                     near = kept[before] * (c / tried[before // classes % len(tried)])
                     starts = np.stack([near] if cold else [*starts, near])
                 model, found = solve_local(
@@ -313,7 +290,6 @@ class UserRows:
         return np.asarray(np.array(totals) / own["rows"])
 
     def _weights(self, output: int) -> Floats | None:
-        """Return the weights of the rows to learn from, where classes are weighted."""
         shares = self.kept.arrays["shares"]
         if not shares.size:
             return None
@@ -321,12 +297,7 @@ class UserRows:
 
 
 def check_chosen(chosen: int, tried: int) -> None:
-    """Refuse to go on with a C that is none of those that are tried.
-
-    Raises
-    ------
-    ProtocolError
-    """
+    """Raise ProtocolError for a C that was not tried."""
     if not 0 <= chosen < tried:
         raise ProtocolError(
             "the C to go on with is none that was tried, or another than before",
@@ -335,12 +306,7 @@ def check_chosen(chosen: int, tried: int) -> None:
 
 
 def check_trials(tried: Floats, folds: int) -> None:
-    """Refuse to try more than a few C, or in folds that there are not.
-
-    Raises
-    ------
-    RefusedError
-    """
+    """Raise RefusedError for too many C or invalid folds."""
     few = 1 <= folds <= FOLDS and 2 <= len(tried) <= MOST_TRIED
     fits = few and bool(((tried > 0.0) & (tried < np.inf)).all())
     if (tried.size or folds) and not fits:
@@ -353,12 +319,7 @@ def check_trials(tried: Floats, folds: int) -> None:
 
 
 def make_term(kept: KeptState, request: wire.CombineRequest, total: Floats) -> None:
-    """Complete an iteration of a group from its users' ``total``, if there is one.
-
-    Raises
-    ------
-    ProtocolError
-    """
+    """Complete a group's iteration with its users' ``total``, if any (ProtocolError)."""
     found, shape = kept.arrays, (request.outputs, request.width)
     check_size(*shape)
     penalties = request.rho.shape, request.sigma.shape, request.next_sigma.shape
@@ -380,7 +341,6 @@ def make_term(kept: KeptState, request: wire.CombineRequest, total: Floats) -> N
 
 
 def _choose(kept: KeptState, request: wire.CombineRequest) -> None:
-    """Go on with what belongs to one of the C that were tried."""
     found, own = kept.arrays, kept.settings
     check_chosen(request.chosen, request.tried if own["chosen"] < 0 < request.folds else 0)
     own["chosen"] = request.chosen
@@ -394,7 +354,7 @@ def _chosen_of(stacked: Floats, request: wire.CombineRequest) -> Floats:
 
 
 def _advance(kept: KeptState, request: wire.CombineRequest, total: Floats, *, just: bool) -> None:
-    """Complete an iteration; if C has ``just`` been chosen, the total is of all that were tried."""
+    """Complete an iteration; if C has ``just`` been chosen, the total covers all candidates."""
     found, own = kept.arrays, kept.settings
     outputs = request.outputs * (request.folds * request.tried if just else 1)
     models = outputs * request.width
@@ -432,7 +392,6 @@ def _advance(kept: KeptState, request: wire.CombineRequest, total: Floats, *, ju
 
 
 def open_block(kept: KeptState, request: wire.BlockRequest, total: Floats) -> None:
-    """Make coordinates or weights of the group's total, in a vertical split."""
     found = kept.arrays
     if request.kind == "columns":
         mean, square = from_digits(total).reshape(2, -1)
@@ -455,8 +414,8 @@ def lead(
 ) -> None:
     """Solve in the subspace of the messages so far, and make the next message.
 
-    ``y`` are the labels of the table, ``held`` says which of its rows are those of the plan, and
-    ``outputs`` are those of the last weights, if there are any.
+    ``y`` are the table's labels, ``held`` the table rows of the plan, ``outputs`` those of the last
+    weights, if any.
 
     Raises
     ------
@@ -464,7 +423,7 @@ def lead(
         The labels do not fit the loss.
     """
     own, found = kept.settings, kept.arrays
-    order = np.argsort(held)  # that of the table: a repeated run has the same messages
+    order = np.argsort(held)  # table order: a repeated run then has the same messages
     rows = held[order]
     leader = LabelOwner(own["loss"], y[rows], own["c"], 0, numbers=rows)
     if "sent" in found:
@@ -481,7 +440,6 @@ def lead(
 
 
 def final_objective(kept: KeptState, outputs: Floats, targets: Floats) -> float:
-    """Return the objective of the model from its outputs at the rows to learn from."""
     own, found = kept.settings, kept.arrays
     squares = ((outputs - found["bias"]) * found["message"]).sum(0)  # |X^T m|^2
     return float(

@@ -1,7 +1,7 @@
 """The client of HierarchicalSVM: a user with rows, the agent of a group, or the label owner.
 
-What a handler is asked for is checked here, and what leaves the node leaves it here: in secure
-sums, or sealed for one party. What it computes is in :mod:`.hierarchical_parties`.
+Requests are checked here, and all data are sent from here, in secure sums or sealed for one party.
+Computations are in :mod:`.hierarchical_parties`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from .table_client import TableClient
 Role = Literal["user", "agent", "owner"]
 _NUMBERED = (wire.IterationRequest, wire.StepRequest)
 _POSITIVE = ("c", "rho", "sigma", "next_sigma", "relaxation")
-#: Settings of a run that stay as they are.
+#: Settings that are fixed in a run.
 _PINNED = ("loss", "c", "features", "gamma", "feature_seed", "rows", "folds")
 _PINNED_PRIVATE = ("features", "gamma", "feature_seed", "iterations")
 _PINNED_PLAN = ("agent", "owner", "rows", "all_rows")
 _SAME_RELEASE = "run the same release on both sides"
 _KEPT = ".model"
-#: Names of the agents' total, one for each kind of masks.
+#: Names of the agents' total, one per kind of masks.
 _TOTALS = (wire.AGENTS_SUM, wire.LEFT_SUM)
 
 
@@ -59,37 +59,35 @@ class SVMClient(TableClient):
     Parameters
     ----------
     context : flwr.app.Context
-        The node's context; ``role`` and ``group`` of its ``node_config`` are the defaults of the
-        options of these names.
+        The node's context; ``role`` and ``group`` of its ``node_config`` are defaults of these
+        options.
     x : array or data frame, shape (n, d), optional
         Features of a user.
     y : array, shape (n,) or (n, k), optional
         Labels of a user in a horizontal split, of the owner in a vertical one.
     role : {"user", "agent", "owner"}, optional
-        By default a user.
+        Default "user".
     group : int, optional
         Number of the group, from 0.
     ids : sequence of length n, optional
-        Record ids, by which rows are joined in a vertical split.
+        Record ids, to join rows in a vertical split.
     x_test, y_test, ids_test : arrays, optional
         Held-out rows.
     columns : sequence of str, optional
         Names of the features.
     classes : sequence of float or str, optional
-        All classes of a classification, by whose names y may be given, the same order everywhere;
-        without them y holds the targets of a regression.
+        All classes, in the same order everywhere; y may have their names. Default: regression.
     label_bound : float (default: 1.0)
         Bound of abs(y) in a regression, the same at all nodes with labels.
     alignment_key : bytes or AlignmentTags, optional
-        Secret of users and owner, not of the server: joins ids. Or what each has of one align run.
+        Joins ids: a secret of users and owner, not of the server, or the result of an align run.
     bound : float, optional
-        Public bound on the numbers that are summed, which must be that of the run; the strategy's
-        default by default.
+        Public bound on summed numbers, equal to that of the run; default: the strategy's.
     predictions : path, optional
-        CSV file for predictions of this node's held-out rows: id, outputs, predicted class.
+        CSV file for predictions of held-out rows: id, outputs, predicted class.
     **common
-        Options of :class:`~fedkern_flwr.node.client.Client`; ``allow_single`` lets the agent
-        see the model of this user where it is the only one of its group.
+        Options of :class:`~fedkern_flwr.node.client.Client`; ``allow_single`` lets the agent see
+        this user's model if it is the only one of its group.
 
     Raises
     ------
@@ -101,7 +99,7 @@ class SVMClient(TableClient):
     Attributes
     ----------
     repeated : bool
-        Whether the iteration of the request at hand has been done already.
+        Whether the requested iteration has been done already.
     """
 
     without_key = "give all users and the owner the same alignment_key, or pass no ids"
@@ -146,16 +144,14 @@ class SVMClient(TableClient):
                 code="FK-ROLE-DATA",
             )
 
-    # -- what the base asks for
+    # -- interface of the base class
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return the phases that a node of this role answers."""
         found: Any = super().handlers()
         own = ("", self.role)
         return {phase: one for phase, one in found.items() if one[0].role in own}
 
     def choose_partners(self, request: Any) -> Collection[int]:
-        """Return with whom this node exchanges sealed messages."""
         if self.role != USER:
             return range(self.partitions)
         if isinstance(request, wire.StatisticsRequest):
@@ -166,30 +162,29 @@ class SVMClient(TableClient):
         return [request.agent] if known else ()
 
     def is_counted(self, order: Order) -> bool:
-        """Tell whether a sum is about rows: those of a group are, as an agent may pass them on."""
+        """Count a group's sums as well, as an agent may pass them on."""
         return super().is_counted(order) or order.name.partition("#")[0] == wire.GROUP_SUM
 
     def weight(self, order: Order, rows: int) -> float:
-        """Return what a number counts.
+        """Return the weight of a number.
 
-        Objective and bound are counted, which follow from a visit and the label owner sends. What
-        is about the rows of some folds is counted as if these were all that there are.
+        Objective and bound, which follow from a visit and are sent by the label owner, count as
+        well. Numbers about the rows of some folds count as if there were no others.
         """
         told = 2 if isinstance(self._request, wire.VisitRequest) else 0
         return (super().weight(order, rows) + told / order.length) * self.user.spread
 
     @property
     def joins_rows(self) -> bool:
-        """Whether columns are split: users have no labels then."""
+        """Whether columns are split: users then have no labels."""
         return self.role == OWNER or not self.table.y.size
 
     @property
     def shows_rows(self) -> bool:
-        """Whether the label owner opens inner products of its rows: where columns are split."""
+        """Whether the label owner opens inner products of its rows: in vertical splits."""
         return self.role == USER and not self.table.y.size
 
     def describe(self, request: DescribeRequest) -> wire.SVMDescribeReply:
-        """Tell who this is; see the message."""
         group = -1 if self.role == OWNER else self.group
         own = {"group": group, "named": self.table.identified}
         if self.role == USER:
@@ -201,14 +196,14 @@ class SVMClient(TableClient):
         state.store(self.context)
         if self.role == OWNER or not self.table.y.size:
             return reply
-        nobody = np.zeros((0, 2), np.uint64)  # in a horizontal split nobody joins rows
+        nobody = np.zeros((0, 2), np.uint64)  # in a horizontal split no rows are joined
         return replace(reply, ids=nobody, spelled=nobody)
 
     def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
-        """Remember nothing: the table knows the order."""
+        pass
 
     def open_round(self, session: str, number: int, checkpoint_every: int) -> SessionState:
-        """Return the node's state; an iteration may be repeated, with what came of it before.
+        """Return the node's state; an iteration may be repeated, with the same result.
 
         Raises
         ------
@@ -227,7 +222,6 @@ class SVMClient(TableClient):
         return state
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Refuse what no run asks for; note which iteration was the last, once it is done."""
         noisy = isinstance(request, wire.GradientRequest)
         if noisy != (self.budget is not None) and not isinstance(request, wire.PredictRequest):
             why = "is asked for without a budget" if noisy else "adds no noise to what is asked for"
@@ -238,7 +232,7 @@ class SVMClient(TableClient):
                 raise refusal(f"{name} that is no positive number", code="FK-MESSAGE-FIELD")
         if isinstance(request, wire.PlanRequest) and (
             not self.shows_rows or request.agent == request.owner
-        ):  # who is both weighs one row by 1 and all others by 0, and reads it in the sum
+        ):  # one party in both roles could weigh one row by 1, all others by 0, and read it
             raise refusal(
                 "sums of columns from a user with labels, or for one party in two roles",
                 code="FK-ASKED-MORE",
@@ -251,7 +245,7 @@ class SVMClient(TableClient):
     def close_round(
         self, state: SessionState, number: int, kept: Any, checkpoint_every: int
     ) -> None:
-        """Keep the state; with a budget on disk, so that the node has a folder to go on with."""
+        """Save the state; with a budget on disk, as the node needs a folder to continue."""
         state.kept = kept
         if isinstance(self._request, _NUMBERED):
             state.round = number
@@ -260,13 +254,13 @@ class SVMClient(TableClient):
             self._save(state, number)
 
     def forget(self, state: SessionState) -> bytes:
-        """Forget all at the end of a run; what was saved to resume it stays on disk."""
+        """Drop all at the end of a run; checkpoints stay on disk."""
         return b""
 
     def question(self) -> str:
-        """Name what is asked of the rows, so that a repeated run asks the same.
+        """Name the request to the rows, so that a repeated run is recognised.
 
-        What is sealed, and the order of the rows, are others in each run of a vertical split.
+        Sealed data and the order of rows differ between runs of a vertical split.
         """
         if isinstance(self._request, wire.ColumnsRequest):
             return f"columns of {self._request.rows} rows"
@@ -278,21 +272,19 @@ class SVMClient(TableClient):
 
     @property
     def user(self) -> UserRows:
-        """What this user computes with its rows."""
         if self._user is None or self._user.kept is not self.kept:
             run = self.session, self.partition
             self._user = UserRows(self.table, self.kept, run, self._deal)
         return self._user
 
     def _deal(self) -> NDArray[np.intp]:
-        """Return the fold of each row: that of the node's freeze, so that no run has others."""
+        """Return the fold of each row, that of the node's freeze, the same in all runs."""
         dealt, rows = self.ledger.parts(self.session), len(self.table.y)
         if dealt is None:
             return deal(rows, self.table.digest())
         return (dealt[:rows] - 1).astype(np.intp) % FOLDS
 
     def facts(self, **known: Any) -> wire.SVMFacts:
-        """Return what says, with a request, which sums it asks for."""
         table, features = self.table, int(self.kept.settings.get("features", 0))
         own: dict[str, Any] = {"columns": table.features, "features": features, **known}
         return wire.SVMFacts(
@@ -303,9 +295,7 @@ class SVMClient(TableClient):
         )
 
     def check(self, request: wire.SVMRequest, **known: Any) -> None:
-        """Refuse orders that are not those of the sums for which the request asks.
-
-        And, while C is tried, any sum that would be of folds of few rows as well.
+        """Refuse sums that the request does not declare; while C is tried, also folds of few rows.
 
         Raises
         ------
@@ -331,18 +321,11 @@ class SVMClient(TableClient):
                 )
 
     def members(self, name: str) -> list[int]:
-        """Return the parties of a sum."""
         sums = self.secure_sums
         return list(sums.party.state.cohorts[sums.order(name).cohort].members)
 
     def received(self, name: str) -> Floats:
-        """Return the total of a sum that belongs to this node.
-
-        Raises
-        ------
-        ProtocolError
-            It did not come with the request.
-        """
+        """Return the total of a sum for this node; ProtocolError if it did not come."""
         delivered = self.secure_sums.delivered.items()
         found = next((total for n, total in delivered if n.partition("#")[0] == name), None)
         if found is None:
@@ -351,7 +334,7 @@ class SVMClient(TableClient):
         return found
 
     def pin(self, **settings: Any) -> None:
-        """Take up settings of the run, which stay as they are.
+        """Fix settings of the run.
 
         Raises
         ------
@@ -366,12 +349,10 @@ class SVMClient(TableClient):
             )
 
     def seal(self, other: int, numbers: NDArray[Any], *place: str | int) -> bytes:
-        """Seal numbers for another party."""
         secret, plain = self.pair_secret(other), np.ascontiguousarray(numbers, "<f8").tobytes()
         return seal_message(secret, plain, self.session, *place, self.partition, other)
 
     def seal_all(self, users: NDArray[Any], numbers: NDArray[Any], *place: str | int) -> bytes:
-        """Seal the same numbers for each of some users in turn."""
         return b"".join(self.seal(user, numbers, *place) for user in users.tolist())
 
     def unseal(
@@ -382,7 +363,7 @@ class SVMClient(TableClient):
         Raises
         ------
         ProtocolError
-            They were changed on the way, or do not have the shape.
+            They were changed on the way, or have another shape.
         """
         secret = self.pair_secret(other)
         plain = unseal_message(secret, sealed, self.session, *place, other, self.partition)
@@ -397,13 +378,11 @@ class SVMClient(TableClient):
 
     @answers(wire.SaveRequest)
     def save_state(self, request: wire.SaveRequest) -> wire.SaveReply:
-        """Keep the state on disk."""
         self._save(self.open_session(request.session), request.round)
         return wire.SaveReply()
 
     @answers(wire.PadRequest)
     def contribute_pads(self, request: wire.PadRequest) -> wire.PadReply:
-        """Contribute this node's pad to the sums that belong to it."""
         self.check(request, agent=self.partition, owner=self.partition)
         for name in list(self.secure_sums.orders):
             self.secure_sums.contribute_nothing(name)
@@ -413,7 +392,6 @@ class SVMClient(TableClient):
 
     @answers(wire.StatisticsRequest)
     def contribute_statistics(self, request: wire.StatisticsRequest) -> wire.StatisticsReply:
-        """Contribute sums and sums of squares of the columns that the model is linear in."""
         name, table = self._told(request), self.table
         check_size(table.features, 2 * request.features + 1)
         self.check(request, told=name)
@@ -434,7 +412,6 @@ class SVMClient(TableClient):
 
     @answers(wire.LocalRequest)
     def solve_local_problem(self, request: wire.LocalRequest) -> wire.LocalReply:
-        """Take over the center, solve, contribute the model and its dual; without agents."""
         self.check(request, trials=self._trials(request))
         self.pin(agent=-1)
         if not self.repeated:
@@ -449,7 +426,7 @@ class SVMClient(TableClient):
 
     @answers(wire.StepWithAgentRequest)
     def solve_with_agent(self, request: wire.StepWithAgentRequest) -> wire.StepWithAgentReply:
-        """Make the group's center of the last iteration, as its agent does meanwhile; go on."""
+        """Compute the group's last center, as its agent does meanwhile, and continue."""
         own, user = self.kept.settings, self.user
         name = str(own.get("told", "")) if self.repeated else self._told(request)
         self.check(request, told=name, trials=self._trials(request))
@@ -464,7 +441,7 @@ class SVMClient(TableClient):
         return wire.StepWithAgentReply()
 
     def _told(self, request: wire.StatisticsRequest | wire.StepWithAgentRequest) -> str:
-        """Name a sum after all that this user has been told; what it is told again counts once."""
+        """Name a sum after all requests to this user; a repeated one counts once."""
         own, name = self.kept.settings, request.sum_name("")
         if own.get("asked") != name:
             own |= {"asked": name, "before": own.get("told", "")}
@@ -472,14 +449,13 @@ class SVMClient(TableClient):
         return str(own["told"])
 
     def _trials(self, request: wire.SolveRequest) -> int:
-        """Return how many models of each output there are once the request is taken up."""
         return self.user.trials if self.user.trying and request.chosen < 0 else 1
 
     def _group_total(self, request: wire.StepWithAgentRequest, name: str) -> Floats:
-        """Open the group's sum of the last iteration with the agent's pad; at first there is none.
+        """Open the group's last sum with the agent's pad; at first there is none.
 
-        The pad is of the models alone. It is sealed for the number of that sum, so that those of
-        two sums cannot be mixed.
+        The pad covers the models only. It is sealed with the number of that sum, so that two sums
+        cannot be mixed.
         """
         padded = request.padded
         if request.round <= 1:
@@ -493,7 +469,6 @@ class SVMClient(TableClient):
 
     @answers(wire.EvaluateRequest)
     def judge(self, request: wire.EvaluateRequest) -> wire.EvaluateReply:
-        """Contribute the model's loss and its outcomes on held-out rows; write predictions."""
         table, name = self.table, wire.EVALUATION_SUM
         self.check(request)
         held_out = self.user.rows_of(table.x_test) @ request.model.T
@@ -508,10 +483,10 @@ class SVMClient(TableClient):
 
     @answers(wire.CombineRequest)
     def combine(self, request: wire.CombineRequest) -> wire.CombineReply:
-        """Contribute the term, and the pad of the users' sum, for which they are asked meanwhile.
+        """Contribute the term, and the pad of the users' current sum.
 
-        Each user of the group gets the part of the pad that is on the models, and none of that on
-        the statistics: with the padded sum it makes the same center as this agent.
+        Each user gets the part of the pad for the models, not for the statistics. With the padded
+        sum it computes the same center as this agent.
         """
         sums, found = self.secure_sums, self.kept.arrays
         if request.plain and len(sums.party.state.cohorts) > 1:
@@ -534,7 +509,7 @@ class SVMClient(TableClient):
         return wire.CombineReply(sealed=sealed, term=(found["term"],) if request.plain else ())
 
     def _seal_pad(self, request: wire.CombineRequest, name: str) -> bytes:
-        """Contribute the pad of a sum of the group; seal its part on the models for the users."""
+        """Contribute the pad of a group's sum; seal its part for the models to the users."""
         sums, order = self.secure_sums, self.secure_sums.order(name)
         if {*request.users.tolist(), self.partition} != set(self.members(name)):
             raise refusal("the pad of its group for others than its users", code="FK-ORDER-PAD")
@@ -547,11 +522,11 @@ class SVMClient(TableClient):
         return self.seal_all(request.users, pad, *place)
 
     def _check_total(self, name: str) -> None:
-        """Refuse a total of other agents than before, or with a term that was in the other kind.
+        """Refuse a total with other agents than before, or a term in totals of both kinds.
 
-        It has two names, one for each kind of masks. The rule that a sum is repeated with the same
-        parties holds name by name: without this check the server would get two totals whose
-        difference is the term of one group.
+        The total has two names, one per kind of masks, and the rule that a sum is repeated with the
+        same parties works by name. Without this check the server could get two totals that differ
+        by one group's term.
         """
         self.pin(agents=self.members(name))
         own, other = self.kept.settings, next(one for one in _TOTALS if one != name)
@@ -567,9 +542,8 @@ class SVMClient(TableClient):
 
     @answers(wire.GradientRequest)
     def add_gradient(self, request: wire.GradientRequest) -> wire.GradientReply:
-        """Contribute the gradient of the losses at a model."""
         self._take_up(request, gradients.GRADIENT_SUM)
-        self.kept.settings["helped"] = True  # to make a model, which may then be judged
+        self.kept.settings["helped"] = True  # trained: the model may be evaluated
         rows = gradients.shortened(self.user.learned[0])
         found = gradients.gradient(request.loss, rows, self.table.y, request.model)  # type: ignore[arg-type]
         release = asked(str(request.round), request.model)
@@ -578,7 +552,6 @@ class SVMClient(TableClient):
 
     @answers(wire.CountRequest)
     def add_counts(self, request: wire.CountRequest) -> wire.CountReply:
-        """Contribute the counts of held-out rows; write their predictions."""
         self._take_up(request, OUTCOMES)
         table, trained = self.table, bool(self.kept.settings.get("helped"))
         tests, held_out = np.arange(table.tests), self.user.rows_of(table.x_test) @ request.model.T
@@ -588,9 +561,9 @@ class SVMClient(TableClient):
         return wire.CountReply()
 
     def _take_up(self, request: wire.GradientRequest, name: str) -> None:
-        """Take the public settings and coordinates; refuse what a row could move farther by.
+        """Take public settings and coordinates; refuse what a row could move farther.
 
-        And a sum whose noise, bound or length is not what this user derives.
+        Noise, bound and length of the sum must be those that this user derives.
 
         Raises
         ------
@@ -625,7 +598,6 @@ class SVMClient(TableClient):
 
     @answers(wire.ColumnsRequest)
     def contribute_columns(self, request: wire.ColumnsRequest) -> wire.ColumnsReply:
-        """Contribute sums and sums of squares of the columns."""
         if request.agent < 0:
             raise refusal("columns for no agent", code="FK-MESSAGE-FIELD")
         self.check(request)
@@ -641,7 +613,7 @@ class SVMClient(TableClient):
         return wire.ColumnsReply()
 
     def _check_plan(self, request: wire.ColumnsRequest) -> None:
-        """Refuse a plan by which the sums would be those of others, or of few rows."""
+        """Refuse a plan with invalid or few rows in its sums."""
         announced = range(self.table.rows + self.table.tests)
         check_selection(request.take, announced, party=self.name)
         check_selection(request.place, range(request.all_rows), party=self.name)
@@ -651,9 +623,9 @@ class SVMClient(TableClient):
 
     @answers(wire.VisitRequest)
     def multiply(self, request: wire.VisitRequest) -> wire.VisitReply:
-        """Contribute X^T m to the group's weights, and the outputs of the last visit's weights.
+        """Contribute X^T m to the group's weights, and outputs of the last visit's weights.
 
-        Where others failed to answer it is asked again for the sum that they are in.
+        If others failed to answer, only their sum is requested again.
         """
         own, found, width = self.kept.settings, self.kept.arrays, request.width
         agent, owner, orders = int(own["agent"]), int(own["owner"]), self.secure_sums.orders
@@ -670,7 +642,7 @@ class SVMClient(TableClient):
         if request.message and wire.GROUP_SUM in orders:
             place, held = ("message", request.message_round), self._held(learned)
             message = self.unseal(owner, request.message, (len(held), width), *place)
-            order = np.argsort(held)  # that of the table: the same bits in each run
+            order = np.argsort(held)  # table order: the same bits in each run
             message = message[order]
             to_agent = x[learned][order].T @ message
             self._multiplied = asked("visit", message, found["mean"], found["deviation"])
@@ -689,11 +661,9 @@ class SVMClient(TableClient):
 
     @property
     def _learned(self) -> NDArray[np.bool_]:
-        """Which of the user's rows of the plan are learned from."""
         return np.asarray(self.kept.arrays["place"] < self.kept.settings["rows"])
 
     def _held(self, which: slice | NDArray[np.bool_]) -> NDArray[np.intp]:
-        """Return the places of rows of the plan in the node's table."""
         order = self.table.order(self.session, self.alignment_key)
         return np.asarray(order[self.kept.arrays["take"][which]])
 
@@ -701,7 +671,6 @@ class SVMClient(TableClient):
 
     @answers(wire.BlockRequest)
     def open_block(self, request: wire.BlockRequest) -> wire.BlockReply:
-        """Open the group's sum and seal it for the users."""
         found = self.kept.arrays
         if request.kind != "again" and not self.repeated:
             parties.open_block(self.kept, request, self.received(wire.GROUP_SUM))
@@ -714,11 +683,10 @@ class SVMClient(TableClient):
 
     @answers(wire.OwnerRequest)
     def lead(self, request: wire.OwnerRequest) -> wire.OwnerReply:
-        """Take outputs, solve in the subspace of the messages so far, seal the next message."""
         own, found = self.kept.settings, self.kept.arrays
         if request.kind == "start":
             for user in request.users.tolist():
-                self.pair_secret(user)  # what fails later would cost the plan nothing
+                self.pair_secret(user)  # fail now, before the plan is fixed
             self._pin_plan(request)
             names = ("take", "users", "sizes", "place")
             found |= {name: getattr(request, name) for name in names}
@@ -731,7 +699,7 @@ class SVMClient(TableClient):
             try:
                 held = self._held(slice(own["rows"]))
                 parties.lead(self.kept, request, self.table.y, held, last)
-            except OptionError as error:  # which follows from labels
+            except OptionError as error:  # the error depends on labels
                 raise self.unfit(error) from None
         return wire.OwnerReply(
             model=bool(own["model"]),
@@ -742,7 +710,7 @@ class SVMClient(TableClient):
         )
 
     def _pin_plan(self, request: wire.OwnerRequest) -> None:
-        """Refuse another plan than before: what is counted of one row is its label."""
+        """Refuse a changed plan: the count of one row is its label."""
         rows, tests = self.table.rows, self.table.tests
         learned, held_out = request.take[: request.rows], request.take[request.rows :]
         if len(learned) != request.rows:
@@ -781,7 +749,6 @@ class SVMClient(TableClient):
         return total.reshape(rows, -1)
 
     def _seal_message(self, number: int) -> NDArray[np.uint8]:
-        """Seal the message at the rows of each user, for the user."""
         found = self.kept.arrays
         places = np.split(found["place"], np.cumsum(found["sizes"])[:-1])
         sealed = [
@@ -790,22 +757,15 @@ class SVMClient(TableClient):
         ]
         return np.frombuffer(b"".join(sealed), np.uint8)
 
-    # -- predictions with a model that was saved: parts of that of a vertical split stay with nodes
+    # -- predictions with a saved model; in a vertical split nodes keep its parts
 
     def _keep_part(self, **arrays: NDArray[Any]) -> None:
-        """Keep this node's part of a model in its folder, if it has one."""
         path = self.state_path(self.session, _KEPT)
         if path is not None:
             write_atomically(path, pack_arrays(arrays, {"role": self.role}), private=True)
 
     def _read_part(self, session: str, *names: str) -> list[Floats]:
-        """Return the named arrays of the part of a model that this node kept.
-
-        Raises
-        ------
-        CheckpointError
-            They are not there.
-        """
+        """Return arrays of this node's saved part of a model; CheckpointError if missing."""
         path, code = self.state_path(session, _KEPT), "FK-KEPT-NONE"
         problem = f"this {self.role} has no part of the model"
         if path is not None and path.is_file():
@@ -820,7 +780,6 @@ class SVMClient(TableClient):
 
     @answers(wire.PredictRequest)
     def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
-        """Predict the held-out rows with the model that came along, and write them."""
         table = self.table
         if table.tests:
             arrays: dict[str, NDArray[Any]] = {"weights": request.weights, "bias": request.bias}
@@ -836,14 +795,12 @@ class SVMClient(TableClient):
 
     @answers(wire.RecallRequest)
     def recall(self, request: wire.RecallRequest) -> wire.RecallReply:
-        """Seal the group's part of the model, which this agent kept, for the users."""
         kept = self._read_part(request.model, "coordinates", "weights")
         part = np.concatenate([array.ravel() for array in kept])
         return wire.RecallReply(sealed=self.seal_all(request.users, part, "model", request.round))
 
     @answers(wire.ContributeRequest)
     def contribute(self, request: wire.ContributeRequest) -> wire.ContributeReply:
-        """Contribute the outputs of the group's columns at the rows that this user has."""
         columns = self.table.features
         check_size(request.rows, request.width)
         self.check(request)
@@ -861,7 +818,6 @@ class SVMClient(TableClient):
 
     @answers(wire.WriteRequest)
     def write(self, request: wire.WriteRequest) -> wire.WriteReply:
-        """Open the outputs, add the bias that this owner kept, and write the predictions."""
         self._check_file()
         table, rows = self.table, len(request.take)
         (bias,) = self._read_part(request.model, "bias")
@@ -873,13 +829,6 @@ class SVMClient(TableClient):
         return wire.WriteReply(samples=rows)
 
     def _check_file(self) -> None:
-        """Refuse to predict without a file for predictions.
-
-        Raises
-        ------
-        TableError
-            There is none.
-        """
         if self.predictions is None:
             raise TableError(
                 "there is nowhere to write the predictions",

@@ -34,7 +34,7 @@ from .pof_mkl_samples import Predictions, StreamAccount
 
 logger = logging.getLogger("fedkern_flwr")
 
-#: What predictions with a model depend on beside its arrays: a node compares it.
+#: Besides its arrays, what predictions with a model depend on; a node compares it.
 _OF_KERNELS = (
     "bandwidths",
     "features",
@@ -58,39 +58,39 @@ _OF_RIDGES = (
 )
 
 
-_WEIGHTS = ".weights"  # end of the file of what predictions need of a run
+_WEIGHTS = ".weights"  # ending of the file for predictions with a run's model
 
 
 class OnlineKernelClient(Client):
     """Client of POF-MKL, POF-RLS, their baselines and PerFedAvg.
 
     The client reads its own stream row by row, predicts each row *before* it looks at the label,
-    and learns. Its weights over the kernels live in ``Context.state`` and never leave the node.
+    and learns. Its kernel weights are in ``Context.state`` and never leave the node.
 
     Parameters
     ----------
     context : flwr.app.Context
         The node's context.
     x : array-like, shape (n, d)
-        Rows in the order of the stream, scaled by public statistics (rows in the unit ball).
+        Rows in stream order, scaled by public statistics into the unit ball.
     y : array-like, shape (n,)
         Labels, scaled to [0, 1].
     x_test, y_test : array-like, optional
-        Held-out rows: with labels for the evaluation after the last round, with or without for
-        predictions with a model that was saved.
+        Held-out rows: labelled for the evaluation after the last round, also unlabelled for
+        predictions with a saved model.
     ids_test : sequence, optional
-        Names of the held-out rows, by default their numbers.
+        Names of the held-out rows; default: numbers.
     columns : sequence of str, optional
-        Names of the features; the server compares a digest of them.
+        Names of the features; the server compares a digest.
     label_range : (float, float) (default: (0.0, 1.0))
-        The labels 0 and 1 in their own units, in which predictions are written.
+        The labels 0 and 1 in original units, for predictions.
     predictions : path, optional
         CSV file for predictions of the held-out rows: row or id, output.
     keep_weights : bool (default: False)
-        Whether what predictions need is kept in ``state_dir`` after each round of POF-MKL and
-        POF-RLS, for predictions with its model in a later run.
+        Whether ``state_dir`` keeps what later predictions need, after each round of POF-MKL and
+        POF-RLS.
     state_dir : path, optional
-        The node's own folder for saved state; needed to resume, and to keep the weights.
+        The node's folder for saved state; needed to resume, and to keep the weights.
 
     Raises
     ------
@@ -108,7 +108,7 @@ class OnlineKernelClient(Client):
     state_class = StreamAccount
 
     def is_counted(self, order: Order) -> bool:
-        """Tell that no sum is about the whole table: those of a round are counted by themselves."""
+        """Return False: sums of a round are counted separately."""
         return False
 
     def __init__(
@@ -145,12 +145,10 @@ class OnlineKernelClient(Client):
         self.keep_weights = keep_weights
 
     def own_rows(self) -> OwnRows:
-        """Return the rows of the table."""
         held = (self.x_test, self.y_test) if len(self.y_test) else (self.x_test,)
         return OwnRows([(self.x, self.y), held], learned=len(self.x))
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        """Tell partition, role and the size of the table."""
         check_rows(self.x, self.y, self.name)
         tests = self.y_test if len(self.y_test) else np.zeros(len(self.x_test))  # without labels
         check_rows(self.x_test, tests, self.name)
@@ -166,14 +164,12 @@ class OnlineKernelClient(Client):
 
     @property
     def binary(self) -> int:
-        """Columns of the stream, label included, with at most two values."""
         return counting.binary_columns(self.x, self.y)
 
     # -- phases
 
     @answers(wire.PersonalRequest)
     def train_personal(self, request: wire.PersonalRequest) -> wire.PersonalReply:
-        """Algorithm 2 of POF-MKL on the client, for B samples."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
         followed = samples.learn_between(seen, request, account.squared)
         weights, losses, account.gap = samples.weigh_samples(request, account, followed.losses)
@@ -185,18 +181,15 @@ class OnlineKernelClient(Client):
 
     @answers(wire.SharedRequest)
     def train_shared(self, request: wire.SharedRequest) -> wire.SharedReply:
-        """Predict with the server's weights, send the gradients of all kernels."""
         return wire.SharedReply(**self._follow(request, request.weights))
 
     @answers(wire.DrawnRequest)
     def train_drawn(self, request: wire.DrawnRequest) -> wire.DrawnReply:
-        """Predict with the kernel drawn by the server, send its gradient and all losses."""
         weights = np.zeros(len(request.theta))
         weights[request.kernel] = 1.0
         return wire.DrawnReply(**self._follow(request, weights))
 
     def _follow(self, request: wire.KernelRequest, weights: Floats) -> dict[str, Any]:
-        """Predict with weights of the server; return what a reply has of gradients and losses."""
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
         sums, chosen = seen.losses.sum(axis=0), request.kernels_summed()
         likely = np.full(len(chosen), request.chance())
@@ -206,22 +199,19 @@ class OnlineKernelClient(Client):
 
     @answers(wire.RidgeRequest)
     def train_ridges(self, request: wire.RidgeRequest) -> wire.RidgeReply:
-        """POF-RLS: predict with a mixture of learners, send sums of products of features."""
-        # noise hides single rows anyway, and a merge could move more rows than one
+        # noise hides single rows anyway, and merging could move more rows than one
         least = 0 if self.budget else self.policy.min_sum_rows
         total = pof_rls.learn_samples(request, self.kept, self._rows, least)
         return wire.RidgeReply(total=total, **self.kept.report())
 
     @answers(wire.RidgeEvaluateRequest)
     def evaluate_ridges(self, request: wire.RidgeEvaluateRequest) -> wire.RidgeEvaluateReply:
-        """Predict the held-out rows with the mixture of learners as it is now."""
         tests = self.x_test[: len(self.y_test)]
         outputs = pof_rls.predict_rows(request, self.kept, tests)
         return wire.RidgeEvaluateReply(**self._judged(outputs))
 
     @answers(wire.LocalRequest)
     def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:
-        """Multi-kernel learning on this node alone, sample by sample."""
         if self.sums is not None:
             raise ProtocolError(
                 "its errors are told in runs without secure sums",
@@ -246,7 +236,6 @@ class OnlineKernelClient(Client):
 
     @answers(wire.NetworkRequest)
     def train_network(self, request: wire.NetworkRequest) -> wire.NetworkReply:
-        """Adapt to the previous samples, predict, send the first-order meta-gradient."""
         account, widths = self.kept.of(0), _widths(request)
         adapted = self._adapt(request, widths)
         x, y = self._rows(request.step, request.samples)
@@ -258,7 +247,6 @@ class OnlineKernelClient(Client):
 
     @answers(wire.EvaluateRequest)
     def evaluate_kernels(self, request: wire.EvaluateRequest) -> wire.EvaluateReply:
-        """Predict the held-out rows; own weights unless the server gives weights."""
         weights = request.weights
         if not weights.size:
             weights = samples.weights_now(request, self.kept.of(len(request.theta)))
@@ -268,7 +256,6 @@ class OnlineKernelClient(Client):
 
     @answers(wire.PredictRequest)
     def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
-        """Predict the held-out rows with the weights kept of an earlier run, and write them."""
         if len(self.x_test):
             account = self._read_kept(request).of(len(request.theta))
             weights = samples.weights_now(request, account)
@@ -278,7 +265,6 @@ class OnlineKernelClient(Client):
 
     @answers(wire.RidgePredictRequest)
     def predict_ridges(self, request: wire.RidgePredictRequest) -> wire.RidgePredictReply:
-        """Predict the held-out rows with the mixture kept of an earlier run, and write them."""
         if len(self.x_test):
             account = self._read_kept(request)
             self._write_outputs(pof_rls.predict_rows(request, account, self.x_test))
@@ -286,7 +272,6 @@ class OnlineKernelClient(Client):
 
     @answers(wire.NetworkEvaluateRequest)
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
-        """Predict the held-out rows with the network adapted to the last samples."""
         widths = _widths(request)
         inputs = network.project(self.x_test[: len(self.y_test)], widths[0], request.seed)
         outputs = network.predict(self._adapt(request, widths), widths, inputs)
@@ -295,7 +280,7 @@ class OnlineKernelClient(Client):
     # -- sums
 
     def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
-        """Check what is ordered; of a secure run put all that is told into a sum."""
+        """Check the sums; in a secure run put the whole reply into one."""
         if getattr(request, "regularization", 0.0) < 0.0:
             raise refusal("a negative regularization", self.name, code="FK-MESSAGE-FIELD")
         if (sums := self.sums) is not None:
@@ -316,10 +301,10 @@ class OnlineKernelClient(Client):
         return reply
 
     def _check_sums(self, request: wire.StreamRequest, sums: ClientSums) -> None:
-        """Refuse other sums than the request declares, and those that noise would not hide."""
+        """Refuse sums that the request does not declare, or that noise would not hide."""
         specs = []
         if name := request.sum_name:
-            if set(sums.orders) != {name}:  # what fails would tell of rows, for nothing
+            if set(sums.orders) != {name}:  # else errors could reveal something about rows
                 raise refusal(
                     "values of rows are asked for outside of their sum",
                     self.name,
@@ -339,11 +324,11 @@ class OnlineKernelClient(Client):
         sums.check_all(specs)
 
     def _add_noisy(self, request: Any, learn: Callable[[Any], Any]) -> wire.NoisyReply:
-        """Add what a message is about to its sum, then learn; what is learned stays here.
+        """Add a message's contribution to its sum, then learn locally.
 
-        What is summed is made of the rows of the message and of the request alone. What the client
-        learns for itself depends on all its samples: it is not sent, and an error in it, which a
-        server may provoke, is told to nobody, but in simulations.
+        The contribution depends only on the message's rows and the request. What the client learns
+        depends on all its samples: neither it nor an error in it, which a server may provoke, is
+        sent, except in simulations.
 
         Raises
         ------
@@ -368,14 +353,14 @@ class OnlineKernelClient(Client):
         return wire.NoisyReply(**told)
 
     def _count_rows(self, request: Any) -> None:
-        """Refuse to release more numbers of the rows of a round than there are unknowns."""
+        """Refuse to release more numbers about a round's rows than there are unknowns."""
         if request.chosen_alone and not request.released and self.count_mode == "refuse":
             raise counting.small_sum(
                 "clients choose kernels of their own, and a kernel may be one client's", self.name
             )
         columns, (start, stop), last = self.x.shape[1], request.rows(), None
         if isinstance(request, wire.RidgeRequest) and start < request.step:
-            raw = ridge.numbers(columns + 1) if request.raw else 0  # of the message's own rows
+            raw = ridge.numbers(columns + 1) if request.raw else 0  # of the message's rows
             last = request.step, raw + wire.STATISTICS
         self.windows[wire.UPDATE_SUM] = start, stop, last
         self.note_window(start, stop)
@@ -383,15 +368,15 @@ class OnlineKernelClient(Client):
             self._check_width(width, first, stop)
 
     def note_window(self, start: int, stop: int) -> None:
-        """Note of which samples a message is, so that this node sums no few of them in any run."""
+        """Note a message's samples, so that no run of this node sums few of them."""
         self.note_rows(wire.UPDATE_SUM, np.arange(start, min(stop, len(self.x))))
 
     def _check_width(self, width: int, start: int, stop: int) -> None:
-        """Refuse sums of products of more columns than half the hidden samples."""
+        """Refuse products of more columns than half the hidden samples."""
         if self.sums is None or self.count_mode == "off":
             return
         order, hidden = self.sums.order(wire.UPDATE_SUM), stop - start
-        if self.simulated or self._pinned:  # else a server may have invented the others
+        if self.simulated or self._pinned:  # otherwise a server may have invented the other clients
             rows, hides = self.sums.hidden(order, 1.0, start=start, stop=stop)
             hidden = rows[self.partition] + hides.kept
         problem = too_wide(width, hidden)
@@ -401,21 +386,21 @@ class OnlineKernelClient(Client):
             self.warn(problem)
 
     def forget(self, state: SessionState) -> bytes:
-        """Tell this node how well it has predicted, where nobody else is told."""
+        """Log this node's prediction error if it is not sent to others."""
         if self.budget is not None and not self.simulated and state.kept:
             account = state.opened(self.state_class)
             error = account.total / max(1.0, account.samples)
-            log = logging.getLogger("flwr")  # which a node's log shows
+            log = logging.getLogger("flwr")  # shown in a node's log
             log.info("own mean squared error, told to nobody: %.3g", error)
         return super().forget(state)
 
     def _mask(self, report: wire.StreamReport) -> wire.MaskedReply:
-        """Add what is told to the sum, with how the statistics have grown since they counted."""
+        """Add the reply to the sum, with the growth of the statistics since the last count."""
         order = self.secure_sums.order(wire.UPDATE_SUM)
         vector = np.zeros(order.length)
         try:
             report.add_to(vector[: -wire.STATISTICS])
-        except (ValueError, IndexError):  # of a request whose fields contradict each other
+        except (ValueError, IndexError):  # the request's fields contradict each other
             raise refusal("the length of a sum", self.name, code="FK-ORDER-TERMS") from None
         grown = self.kept.uncounted(report.statistics(), order.index, order.counted)
         vector[-wire.STATISTICS :] = grown
@@ -423,7 +408,6 @@ class OnlineKernelClient(Client):
         return wire.MaskedReply()
 
     def _tell(self, reply: wire.EvaluateReply) -> wire.EvaluateReply | wire.MaskedReply:
-        """Tell figures of held-out rows, if so many are enough."""
         values = np.array([reply.samples, reply.squared_error], np.float64)
         rows = np.arange(len(self.y_test))
         total = "" if self.sums is None else wire.EVALUATE_SUM
@@ -437,7 +421,6 @@ class OnlineKernelClient(Client):
     # -- pieces
 
     def _judged(self, outputs: Floats) -> dict[str, Any]:
-        """Return how many rows are held out, and the squared error summed over them."""
         error = float(((outputs - self.y_test) ** 2).sum())
         return {"samples": len(self.y_test), "squared_error": error}
 
@@ -457,23 +440,22 @@ class OnlineKernelClient(Client):
         return samples.compare(z, request.theta, y - request.centre, request)
 
     def _adapt(self, request: wire.NetworkRequest, widths: tuple[int, ...]) -> Floats:
-        """One inner step on the samples before ``request.step``; none at the start."""
+        """Take one inner step on the samples before ``request.step``, if any."""
         support = slice(max(0, request.step - request.samples), request.step)
         x, y = self.x[support], self.y[support]
         inputs = network.project(x, widths[0], request.seed)
         return network.adapt(request.parameters, widths, inputs, y, request.inner_step)
 
-    # -- predictions after a run: the weights that a node keeps of it, the file that it writes
+    # -- predictions after a run: the weights that a node kept, the file that it writes
 
     def _law(self, request: Any) -> str:
-        """Return a digest of what is public of a run: how its weights are made, and the columns."""
+        """Return a digest of the public facts that determine a run's weights."""
         names = _OF_RIDGES if isinstance(request, wire.RidgeRequest) else _OF_KERNELS
         table = columns_digest(self.columns), self.x.shape[1]
         text = repr((*(getattr(request, name) for name in names), table))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _keep_weights(self, request: wire.PersonalRequest | wire.RidgeRequest) -> None:
-        """Keep what predictions need of this client's, if there is a folder."""
         path, own = self.state_path(request.session, _WEIGHTS), self.kept.own
         if path is None:
             return
@@ -486,12 +468,12 @@ class OnlineKernelClient(Client):
         write_atomically(path, pack_arrays({"account": packed}, meta), private=True)
 
     def _read_kept(self, request: wire.PredictRequest | wire.RidgePredictRequest) -> StreamAccount:
-        """Return what this node kept at the end of the run that made the model.
+        """Return what this node kept of the model's run.
 
         Raises
         ------
         CheckpointError
-            They are not there, or belong to another model.
+            It is missing, or belongs to another model.
         """
         path = self.state_path(request.model, _WEIGHTS)
         if path is None or not path.is_file():
@@ -516,12 +498,12 @@ class OnlineKernelClient(Client):
         return account
 
     def _write_outputs(self, outputs: Floats) -> None:
-        """Write predictions of the held-out rows in the units of the label.
+        """Write predictions of the held-out rows in the label's units.
 
         Raises
         ------
         TableError
-            There is no file to write, or a row has no name.
+            No file is named, or a row has no name.
         """
         path, ids = self.predictions, self.ids_test
         if path is None:
@@ -546,7 +528,7 @@ class OnlineKernelClient(Client):
 
 
 def _widths(request: wire.NetworkRequest) -> tuple[int, ...]:
-    """Return the widths of the layers; refuse what the parameters are not enough for."""
+    """Return the widths of the layers; refuse them if the parameters do not fit."""
     whole = len(request.layers) // 4 * 4
     widths = tuple(int(width) for width in np.frombuffer(request.layers[:whole], "<i4"))
     fits = len(widths) > 1 and min(widths) > 0 and whole == len(request.layers)

@@ -1,4 +1,4 @@
-"""The samples of a stream at its client: what is made of them, and what is remembered."""
+"""Samples of a stream at its client: computations and state."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from fedkern_flwr.online.learning import (
 from fedkern_flwr.seeding import derive_seed, uniform
 
 _OWN = "own learner "
-_CHUNK = 256  # rows predicted at once when there is no order to keep
+_CHUNK = 256  # rows predicted at once
 
-# -- what a client of the online methods remembers of its stream
+# -- state of a client of the online methods
 
 
 def _none() -> Floats:
@@ -40,18 +40,16 @@ def _none() -> Floats:
 
 @dataclass
 class StreamAccount:
-    """What a client remembers of its stream: (2N + 4) numbers, 13 more in a secure run.
-
-    Those of its own learners, if it has some, come before.
+    """A client's stream state: (2N + 4) numbers, 13 more in a secure run, and own learners.
 
     Attributes
     ----------
     losses : ndarray, shape (N,)
-        Regularised losses of each kernel, summed: the logarithms of the weights (eq. 7).
+        Summed regularised losses of each kernel: the logarithms of the weights (eq. 7).
     squared : ndarray, shape (N,)
-        Squared errors of each kernel, summed: for the regret (eq. 11).
+        Summed squared errors of each kernel, for the regret (eq. 11).
     total : float
-        Squared errors of the client's own predictions, summed.
+        Summed squared errors of the client's predictions.
     samples : float
         Samples predicted.
     gap : float
@@ -59,12 +57,12 @@ class StreamAccount:
     largest : float
         Largest loss of a kernel so far.
     counted : ndarray, shape (6,) or (0,)
-        Statistics that are in the server's sums already.
+        Statistics already in the server's sums.
     pending : ndarray, shape (6,) or (0,)
-        Statistics after sum number ``pending_sum``, of which it is not known whether it counted.
+        Statistics after sum number ``pending_sum``, perhaps not counted.
     pending_sum : float
     own : list of ndarray
-        Of POF-RLS: of each learner of own rows how many they were, inverse and coefficients.
+        For POF-RLS: per local learner number of rows, inverse and coefficients.
     """
 
     losses: Floats = field(default_factory=_none)
@@ -80,13 +78,7 @@ class StreamAccount:
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
-        """Read the account from a session's payload; empty at first.
-
-        Raises
-        ------
-        CheckpointError
-            It is none.
-        """
+        """Read a session's payload, empty at first; CheckpointError if it is invalid."""
         kept = KeptState.unpack(payload)
         own = [kept.arrays.pop(name) for name in [*kept.arrays] if name.startswith(_OWN)]
         fields: dict[str, Any] = {**kept.settings, **kept.arrays}
@@ -94,7 +86,7 @@ class StreamAccount:
 
     @classmethod
     def of_weights(cls, arrays: Mapping[str, NDArray[Any]]) -> StreamAccount:
-        """Read what predictions need; of release 0.1, whose accounts were numbers in a row."""
+        """Read what predictions need, also in release 0.1's format (numbers in a row)."""
         numbers = arrays.get("account", np.zeros(0))
         if numbers.dtype != np.float64 or not numbers.size:
             return StreamAccount.unpack(arrays["account"].tobytes())
@@ -102,17 +94,10 @@ class StreamAccount:
         return StreamAccount(numbers[: many // 2 - 2], gap=float(numbers[many - 2]))
 
     def twin(self) -> Self:
-        """Return a copy, which can be changed without this one."""
         return replace(self, own=list(self.own))
 
     def of(self, kernels: int) -> Self:
-        """Return the account, of so many kernels.
-
-        Raises
-        ------
-        ProtocolError
-            It is one of others.
-        """
+        """Return the state, initialised for ``kernels`` kernels; ProtocolError if it has others."""
         if not self.samples and not self.losses.size:
             self.losses, self.squared = np.zeros(kernels), np.zeros(kernels)
         if self.losses.size != kernels:
@@ -122,7 +107,6 @@ class StreamAccount:
         return self
 
     def pack(self) -> bytes:
-        """Return the account as bytes."""
         known = {name: one for name, one in vars(self).items() if name != "own"}
         arrays = {name: one for name, one in known.items() if isinstance(one, np.ndarray)}
         settings = {
@@ -134,14 +118,9 @@ class StreamAccount:
         return KeptState(settings, arrays=arrays | own).pack()
 
     def uncounted(self, statistics: Floats, number: int, counted: int) -> Floats:
-        """Return what the statistics have grown by since they were last counted in a sum.
+        """Return the growth of the statistics, (6,), since they were last counted in a sum.
 
-        Parameters
-        ----------
-        statistics : ndarray, shape (6,)
-            The statistics now.
-        number, counted : int
-            Number of the sum at hand, and of the last one in which this client was counted.
+        ``number`` is that of this sum, ``counted`` that of the last sum with this client.
         """
         if not self.pending.size:
             self.counted = np.zeros_like(statistics)
@@ -152,33 +131,29 @@ class StreamAccount:
 
     @property
     def regret(self) -> float:
-        """Squared error above that of the best kernel in hindsight (eq. 11)."""
         return float(self.total - self.squared.min()) if self.squared.size else 0.0
 
     def errors(self) -> dict[str, Any]:
-        """Return the fields of a :class:`~fedkern_flwr.online.messages.StreamReport`."""
         return {"total_samples": int(self.samples), "total_squared_error": float(self.total)}
 
     def report(self) -> dict[str, Any]:
-        """Return the fields of a :class:`~fedkern_flwr.online.messages.KernelReport`."""
         return {**self.errors(), "regret": self.regret, "largest_loss": float(self.largest)}
 
 
-# -- what a client of the online methods makes of the samples of one message
+# -- computations on the samples of a message
 
 
 class Predictions(NamedTuple):
-    """Predictions of all kernels for the samples of one round, before any update."""
+    """Predictions of all kernels for a round's samples, before any update."""
 
     z: Real  # (B, N, 2D)
     kernels: Floats  # (B, N)
     squared: Floats  # (B, N)
     losses: Floats  # (B, N)
-    y: Floats  # (B,), without the centre
+    y: Floats  # (B,), centred
 
 
 def message_features(request: wire.DictionaryRequest, dimension: int) -> FeatureMap:
-    """Return the map from rows to the random features of all kernels of a message."""
     theta = getattr(request, "theta", None)
     kernels = len(request.bandwidths) // 8
     check_size(kernels, 2 * request.features, dimension, party="server")
@@ -203,13 +178,13 @@ def weigh_samples(
 
 
 def weights_now(request: Any, account: StreamAccount) -> Floats:
-    """Return the weights after the last sample that was booked, (N,)."""
+    """Return the weights after the last booked sample, (N,)."""
     rule = known_word(request.weight_rule, WEIGHT_RULES)
     return current_weights(rule, account.losses, account.gap, request.learning_rate)
 
 
 def compare(z: Real, theta: Real, y: NDArray[Any], request: wire.DictionaryRequest) -> Predictions:
-    """Predict with every kernel and compare with the labels, which are without the centre."""
+    """Predict with every kernel and compare with the centred labels."""
     kernels = np.vecdot(z, theta).astype(np.float64, copy=False)  # (B, N)
     squared = kernels - y[:, None]
     squared *= squared
@@ -223,17 +198,16 @@ def learn_sample(
     request: wire.DictionaryRequest,
     rule: GradientDescent | AdaGradNorm,
 ) -> None:
-    """Move all kernels' own parameters, (N, 2D), by a single sample."""
     residual = 2.0 * (seen.kernels[0] - seen.y[0])
     rule.update(theta, residual[:, None] * seen.z[0] + 2.0 * request.regularization * theta)
 
 
 def learn_between(seen: Predictions, request: wire.PersonalRequest, squared: Floats) -> Predictions:
-    """Predict each sample of a message with parameters that have learned those before it.
+    """Predict each sample of a message with parameters that have learned the earlier ones.
 
-    The copy that learns is of the parameters in the message, and forgotten with it. Its steps are
-    AdaGrad-norm's; as features have length one, four times the squared errors so far, (N,), are
-    the squared lengths of the gradients.
+    The learning copy starts from the message's parameters and is dropped after it. Steps are
+    AdaGrad-norm: as features have length one, the squared lengths of the gradients are four times
+    the squared errors so far, (N,).
     """
     if request.local_step == 0.0 or len(seen.y) == 1:
         return seen
@@ -252,7 +226,7 @@ def learn_between(seen: Predictions, request: wire.PersonalRequest, squared: Flo
 def choose_kernels(
     request: wire.PersonalRequest, weights: Floats, partition: int
 ) -> tuple[NDArray[np.int32], Floats]:
-    """Return the kernels whose gradients this client sends, and the probability of each."""
+    """Return the kernels of this client's gradients, and their probabilities."""
     labels = ("kernels", partition, request.round)
     many, exploration = request.kernels_per_round, request.exploration
     if many >= weights.size:
@@ -271,9 +245,9 @@ def chosen_gradients(
     chosen: NDArray[np.integer[Any]],
     probabilities: Floats,
 ) -> Real:
-    """Gradients of the chosen kernels' losses summed over the samples, over p (eq. 9), (M, 2D).
+    """Return the chosen kernels' gradients over p, summed over samples (eq. 9), (M, 2D).
 
-    Where frequencies are chosen as well: of these, sine and cosine, (frequencies, 2).
+    With chosen frequencies only theirs, sine and cosine, (frequencies, 2).
     """
     scale = 2.0 / probabilities
     penalty = (scale * (request.regularization * len(seen.y))).astype(seen.z.dtype)
@@ -290,7 +264,7 @@ def chosen_gradients(
 
 
 def message_sum(request: Any, x: NDArray[Any], y: NDArray[Any]) -> Floats:
-    """Return what a client with a budget adds of its samples, by what the request says alone."""
+    """Return the contribution of a client with a budget, from the request and samples alone."""
     labels = np.asarray(y, np.float64) - request.centre
     if isinstance(request, wire.RidgeRequest):
         return private.ridge_sum(request, x, labels)
@@ -305,7 +279,7 @@ def message_sum(request: Any, x: NDArray[Any], y: NDArray[Any]) -> Floats:
 def learn_alone(
     request: wire.LocalRequest, account: StreamAccount, x: NDArray[Any], y: NDArray[Any]
 ) -> tuple[Real, Floats, Floats]:
-    """Learn sample by sample; return the parameters, squared errors and regrets so far."""
+    """Learn sample by sample; return parameters, squared errors and regrets so far."""
     kernels, y = len(account.losses), y - request.centre
     features = message_features(request, x.shape[1])
     theta = np.zeros((kernels, 2 * request.features))
@@ -325,7 +299,6 @@ def learn_alone(
 def predict_rows(
     request: wire.DictionaryRequest, theta: Real, weights: Floats, x: NDArray[Any]
 ) -> Floats:
-    """Predict rows in whatever order, with weights over the kernels, a chunk at a time."""
     features, parts = message_features(request, x.shape[1]), [np.zeros(0)]
     for start in range(0, len(x), _CHUNK):
         z = features(x[start : start + _CHUNK])
@@ -336,7 +309,7 @@ def predict_rows(
 def book(
     account: StreamAccount, seen: Predictions, losses: Floats, weights: Floats
 ) -> StreamAccount:
-    """Enter the samples of a round; ``weights`` (N,) or (B, N) made the predictions (eq. 6)."""
+    """Record a round's samples; ``weights`` (N,) or (B, N) made the predictions (eq. 6)."""
     account.losses = losses
     if len(seen.y) == 1:
         error = float(seen.kernels[0] @ weights.reshape(-1) - seen.y[0])

@@ -1,4 +1,4 @@
-"""What a client of POF-RLS makes of its samples: learners, and their mixture."""
+"""Learners of a POF-RLS client, and their mixture."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Bank:
     Attributes
     ----------
     learners : Ridges
-        On raw columns of shape (several,), on features (kernels, several).
+        Shape (several,) on raw columns, (kernels, several) on features.
     on_features : bool
     columns : ndarray or slice
-        Which features they take.
+        Features that they use.
     needs : int
-        Rows that they must have learned to take part.
+        Rows to learn before they take part.
     own : bool
-        Whether they learn from the client's rows alone.
+        Whether they learn only from the client's rows.
     learns : bool
         Whether they know anything, or could.
     """
@@ -47,51 +47,42 @@ class Bank:
 
     @property
     def many(self) -> int:
-        """How many learners there are."""
         return int(self.learners.theta.size // self.learners.theta.shape[-1])
 
     def rows(self, raw: Floats, features: Floats) -> Floats:
-        """Return rows as the learners take them."""
         if not self.on_features:
             return raw
         found = features[: len(self.learners.theta), None]
         return found if isinstance(self.columns, slice) else found[..., self.columns]
 
     def learn(self, raw: Floats, features: Floats, y: Floats) -> Floats:
-        """Return what each predicts of each sample before it learns it, shape (learners, n)."""
+        """Predict each sample before learning it; return the predictions, (learners, n)."""
         if not self.learns:
             return np.zeros((self.many, len(y)))
         found = self.learners.learn(self.rows(raw, features), y, last=not self.own)
         return found.reshape(self.many, len(y))
 
 
-Rows = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]  # from one on, and how many
+Rows = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]  # first sample, number of samples
 
 
 def learn_samples(
     request: wire.RidgeRequest, account: StreamAccount, stream: Rows, least: int = 0
 ) -> Floats:
-    """Predict and learn the samples of a message; return the sums that are asked for.
+    """Predict and learn the samples of a message; return the requested sums.
 
-    Parameters
-    ----------
-    request, account
-        What is asked for, and what the client remembers.
-    stream : callable
-        Returns rows of the stream, shapes (n, d) and (n,): the samples, and those of messages
-        before that are not in what the learners on features begin from.
-    least : int (default: 0)
-        Rows of a message that must have a value of a raw column; see :func:`.merge_rows`.
+    ``stream`` returns rows of the stream: the samples, and earlier ones that the received learners
+    on features lack. For ``least`` see :func:`.merge_rows`.
 
     Raises
     ------
     ProtocolError
-        The sums are to be of other rows, or what came belongs to no learner.
+        The sums cover other rows, or data belong to no learner.
     """
     if not 0 <= request.window <= request.step:
         raise ProtocolError("its sums are of no rows of the message", code="FK-MESSAGE-FIELD")
     x, y = stream(request.window, request.step - request.window + request.samples)
-    before = len(y) - request.samples  # a stream has none of messages in which it had no part
+    before = len(y) - request.samples  # a stream has no rows of skipped messages
     y = np.asarray(y, np.float64) - request.centre
     raw, features = ridge.raw_rows(x[before:]), _features(request, x)
     banks = _banks(request, account, x.shape[1])
@@ -99,7 +90,7 @@ def learn_samples(
     hedge, new = Hedge(account.losses, account.gap), y[before:]
     awake = _awake(banks, request.samples)
     for bank in banks:
-        if before and bank.on_features and not bank.own:  # learned before, and not sent back yet
+        if before and bank.on_features and not bank.own:  # learned before, but not received yet
             bank.learners.learn(bank.rows(raw, features[:, :before]), y[:before])
     found = np.concatenate([bank.learn(raw, features[:, before:], new) for bank in banks])
     found = found.clip(-request.centre, 1.0 - request.centre)
@@ -116,7 +107,7 @@ def learn_samples(
     account.own = [part for bank in banks if bank.own for part in _kept(bank)]
     sums = []
     if request.raw:
-        from fedkern_flwr.encoding.encoder import merge_rows  # which takes long to import
+        from fedkern_flwr.encoding.encoder import merge_rows  # slow to import
 
         raw = ridge.raw_rows(merge_rows(x[before:], least))
         sums.append(ridge.sums(raw, new, ridge_plan.scale(len(new))))
@@ -129,14 +120,13 @@ def learn_samples(
 
 
 def predict_rows(request: wire.RidgeRequest, account: StreamAccount, x: NDArray[Any]) -> Floats:
-    """Predict rows with the mixture as it is now."""
     rows = np.column_stack([ridge.raw_rows(x), *_features(request, x)])
     found = rows @ mixture(request, account, x.shape[1])
     return np.asarray(found.clip(-request.centre, 1.0 - request.centre) + request.centre)
 
 
 def mixture(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -> Floats:
-    """Return the coefficients of all features with which the client predicts now."""
+    """Return the current coefficients of all features."""
     banks = _banks(request, account, dimension)
     account.of(sum(bank.many for bank in banks))
     weights = Hedge(account.losses, account.gap).weights(_awake(banks, 1)[:, 0])
@@ -154,7 +144,6 @@ def mixture(request: wire.RidgeRequest, account: StreamAccount, dimension: int) 
 
 
 def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -> list[Bank]:
-    """Return the learners of a message: the global ones as they come, and the client's own."""
     wanted = known_word(request.experts, get_args(ridge.Experts))
     for kernels, few in ((request.kernels, request.features), (request.shared, request.summed)):
         check_size(kernels, 2 * max(0, few), max(2 * few, dimension), party="server")
@@ -208,7 +197,6 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
 
 
 def _kept(bank: Bank) -> list[Floats]:
-    """Return what the client remembers of its own learners."""
     return bank.learners.state if bank.learns else [np.zeros(0)] * ridge.STATE
 
 
@@ -219,7 +207,7 @@ def _features(request: wire.RidgeRequest, x: NDArray[Any]) -> Floats:
 
 
 def _awake(banks: list[Bank], samples: int) -> NDArray[np.bool_]:
-    """Return who takes part in so many samples: all if nobody has learned enough."""
+    """Return which learners take part in ``samples`` samples: all if none is ready."""
     after = [bank.learners.rows - bank.needs if bank.learns else -math.inf for bank in banks]
     ready = np.add.outer(after, np.arange(samples)) >= 0.0
     found = np.repeat(ready, [bank.many for bank in banks], axis=0)

@@ -40,18 +40,18 @@ Items = NDArray[np.intp]
 
 @dataclass
 class Released:
-    """What a node remembers of a release, in its state and, with a ``state_dir``, on disk.
+    """State of a release, in the node's state and, with a ``state_dir``, on disk.
 
     Attributes
     ----------
     opened : dict
         Name -> [cohort, number] of the sums that it has helped to open.
     survivors : list of int
-        Nodes whose rows are in the item counts.
+        Nodes in the item counts.
     counted : dict
-        "cohort/number" of a sum of matrices -> the nodes whose rows are to be in it, a bit each.
+        "cohort/number" of a sum of matrices -> the nodes to be in it, a bit each.
     asked : dict
-        Name -> digest of what was asked for in sums that open by themselves when all contribute.
+        Name -> digest of the request, for sums that open once all contribute.
     """
 
     opened: dict[str, list[int]] = field(default_factory=dict)
@@ -61,19 +61,16 @@ class Released:
 
     @classmethod
     def unpack(cls, data: bytes) -> Released:
-        """Rebuild from :meth:`pack`; an empty one from nothing."""
         return cls(**json.loads(data)) if data else cls()
 
     def pack(self) -> bytes:
-        """Return as bytes."""
         return json.dumps(vars(self)).encode()
 
     def twin(self) -> Released:
-        """Return a copy, which can be changed without this one."""
         return Released(**{name: copy(one) for name, one in vars(self).items()})
 
     def check_survivors(self, name: str, place: tuple[int, int], state: PartyState) -> None:
-        """Refuse to open a matrix whose difference to the counts is one node."""
+        """Refuse to open a matrix that differs from the counts by one node."""
         cohort = state.cohorts[place[0]]
         alive = cohort.unpack(state.open[place].alive)
         if name == wire.COUNTS_SUM:
@@ -91,7 +88,7 @@ class Released:
             self.check_summed(summed)
 
     def check_summed(self, summed: Collection[int]) -> None:
-        """Refuse nodes of a matrix from which those of the item counts differ by one, or more."""
+        """Refuse a matrix with one node less than the item counts, or with others."""
         if len(set(self.survivors).difference(summed)) == 1:
             raise disagreement(
                 "a single node dropped out after the item counts", code="FK-RELEASE-ONE"
@@ -104,31 +101,30 @@ class Released:
 
 
 class GramClient(Client):
-    """A node that holds rows of a matrix whose columns all nodes share.
+    """A node that holds rows of a matrix; all nodes share its columns.
 
-    A row is a user's ratings of all items, or a feature of all instances: of a table whose columns
-    are split over parties, pass the transpose of the party's part.
+    A row is a user's ratings of all items, or a feature of all instances: for columns split over
+    parties, pass the transpose of the party's part.
 
     Parameters
     ----------
     context : flwr.app.Context
         The node's context.
     x : array or sparse array, shape (rows, items)
-        Whole numbers from 0 (0: no rating), or real features; see the strategy's ``encoding``. An
-        array of shape (items,) is a single row.
+        Whole numbers from 0 (0: no rating), or real features; see the strategy's ``encoding``.
+        Shape (items,) is a single row.
     x_test : array or sparse array, shape (rows, items), optional
-        Of FedCFK: not zero where a user likes an item that was held out; the recommendations are
-        judged by them.
+        For FedCFK: non-zero for held-out items that a user likes, to evaluate recommendations.
     bound : float, optional
-        Public bound on the absolute value of a cell, which must be that of the run; by default 1.
+        Public bound on the absolute value of a cell, equal to that of the run; default 1.
     x_new : array, shape (rows, new items), optional
         The same rows for new items, see :meth:`~fedkern_flwr.strategies.SecureGram.cross`.
     items : sequence of str, optional
-        Public names of the items, which must be those of the other nodes, in their order.
+        Public names of the items, the same at all nodes, in the same order.
     users : sequence, optional
-        Names of the rows; they never leave the node.
+        Names of the rows; never sent.
     recommendations : path, optional
-        CSV file of user, rank, item and score that this node writes for its users.
+        CSV file of user, rank, item and score that this node writes.
     top : int (default: 100)
         Recommendations per user.
     **common
@@ -147,7 +143,7 @@ class GramClient(Client):
     freezes_apart = True
     state_class = Released
     labels_of_row = 0
-    #: A node may hold a single user, whom the other nodes' users hide.
+    #: A node may hold a single user, hidden by the other nodes' users.
     records: ClassVar[bool] = False
 
     def __init__(
@@ -192,11 +188,9 @@ class GramClient(Client):
     # -- phases
 
     def own_rows(self) -> OwnRows:
-        """Return the rows of the table."""
         return OwnRows([(self.x,)], self.users, self.x.shape[0])
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        """Tell how many rows and items there are."""
         return DescribeReply(
             rows=self.x.shape[0],
             features=self.x.shape[1],
@@ -205,14 +199,12 @@ class GramClient(Client):
         )
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Check the order of a sum before a handler is called."""
         if not isinstance(request, wire.PredictRequest):
             self._check_order(request)
         return method(request)
 
     @answers(wire.CountsRequest)
     def sum_counts(self, request: wire.CountsRequest) -> wire.CountsReply:
-        """Sum in how many rows each item is."""
         if self.kept.counted or wire.GRAM_SUM in self.kept.asked:
             raise disagreement("item counts come before the matrix", code="FK-MESSAGE-ORDER")
         if not request.self_masks and wire.COUNTS_SUM not in self.kept.asked:
@@ -223,7 +215,6 @@ class GramClient(Client):
 
     @answers(wire.MatrixRequest)
     def sum_matrix(self, request: wire.MatrixRequest) -> wire.MatrixReply:
-        """Sum the Gram matrix of the items that are kept."""
         order, kept, cohort = self._order, self.kept, self._cohort
         counted = cohort.unpack(request.counted)
         if len(counted) < cohort.threshold:
@@ -256,7 +247,6 @@ class GramClient(Client):
 
     @answers(wire.CrossRequest)
     def sum_cross(self, request: wire.CrossRequest) -> wire.CrossReply:
-        """Sum the products of new items with those of a finished run, and their squares."""
         old, new = self._encode_kept(request), self._encode(self.x_new, request)
         squares = np.asarray((new * new).sum(axis=0)).ravel()
         self._contribute(np.concatenate([matrix.cross_gram(new, old).ravel(), squares]))
@@ -264,7 +254,6 @@ class GramClient(Client):
 
     @answers(wire.RecommendRequest)
     def recommend(self, request: wire.RecommendRequest) -> wire.RecommendReply:
-        """Rank all items for each user; sum how good the ranks of held-out items are."""
         self._ask_once(request)
         name, users = self._order.name, np.arange(self.x.shape[0])
         ranks, steps = read_recommender(request, self.x.shape[1]), 0
@@ -274,7 +263,7 @@ class GramClient(Client):
             own = (liked_items(self.x, row) for row in range(len(users)))
             ranks, steps = ranks.tuned(own, summed=summed, fewest=fewest)
             if sum(n >= fewest for n in self.secure_sums.rows(name)) < 2:
-                steps = 0  # of this node alone
+                steps = 0  # a mean over one node would reveal its choice
         totals = np.zeros(len(RANKING) + 2)
         totals[-1] = len(users) * steps / recommenders.MOST_STEPS
         for row, liked, scores in self._rank(ranks):
@@ -287,13 +276,12 @@ class GramClient(Client):
 
     @answers(wire.PredictRequest)
     def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
-        """Rank all items for each user with a kernel that was saved; nothing is summed."""
         ranked = self._rank(read_recommender(request, self.x.shape[1]))
         users = 0 if self.recommendations is None else sum(1 for _ in ranked)
         return wire.PredictReply(users=users)
 
     def _rank(self, ranks: Recommender) -> Iterator[tuple[int, Items, NDArray[np.float64]]]:
-        """Yield each row, what it likes, and the scores of all items; then write the best."""
+        """Yield each row, its liked items and all scores; then write the best."""
         path, missing, lines = self.recommendations, ranks.kernel.missing, list[tuple[Any, ...]]()
         for row in range(self.x.shape[0]):
             liked = liked_items(self.x, row)
@@ -307,10 +295,10 @@ class GramClient(Client):
         if path is not None:
             recommenders.write_recommendations(path, lines)
 
-    # -- what is released once
+    # -- what is released only once
 
     def _open_session(self, request: DescribeRequest) -> None:
-        """Remember what this node has helped to open, whatever the server says of the session."""
+        """Restore which sums this node has helped to open, whatever the server says."""
         super()._open_session(request)
         state = SessionState.load(self.context)
         path = self.state_path(request.session, ".released")
@@ -319,7 +307,7 @@ class GramClient(Client):
         self._keep(state, Released.unpack(state.payload))
 
     def _open_sums(self, session: str, sections: list[Section]) -> ClientSums | None:
-        """Read the sections of a request: each sum of a release is opened once."""
+        """Read the sections of a request; each sum of a release is opened once."""
         sums = super()._open_sums(session, sections)
         if sums is not None and sums.opened:
             state = SessionState.load(self.context)
@@ -336,7 +324,7 @@ class GramClient(Client):
         return sums
 
     def _keep(self, state: SessionState, kept: Released) -> None:
-        """Remember in the node's state, and on disk before an answer leaves."""
+        """Store the release in the node's state, and on disk before an answer is sent."""
         state.payload = kept.pack()
         path = self.state_path(state.session, ".released")
         if path is not None:
@@ -346,15 +334,15 @@ class GramClient(Client):
     def close_round(
         self, state: SessionState, number: int, kept: Any, checkpoint_every: int
     ) -> None:
-        """Remember on disk what was asked, before the answer leaves."""
+        """Store the request on disk before the answer is sent."""
         if self.kept.asked != state.opened(Released).asked:
             self._keep(state, self.kept)
         super().close_round(state, number, kept, checkpoint_every)
 
     def _check_order(self, request: wire.SumRequest | wire.RecommendRequest) -> None:
-        """Refuse a sum other than the one that a request declares, of what this node knows.
+        """Refuse a sum other than the declared one, given what this node knows.
 
-        How many rows each node of the cohort has is what it has signed.
+        Row counts are those that the cohort's nodes signed.
         """
         if request.what in (wire.COUNTS_SUM, wire.GRAM_SUM) and request.what in self.kept.opened:
             raise disagreement(
@@ -385,12 +373,10 @@ class GramClient(Client):
 
     @property
     def _order(self) -> Order:
-        """The order of the sum at hand."""
         return next(iter(self.secure_sums.orders.values()))
 
     @property
     def _cohort(self) -> Cohort:
-        """The nodes that are asked to contribute to the sum at hand."""
         return self.secure_sums.party.state.cohorts[self._order.cohort]
 
     def _contribute(self, values: NDArray[Any], *, overwrite: bool = False) -> None:
@@ -399,8 +385,8 @@ class GramClient(Client):
     def _ask_once(self, request: wire.SumRequest | wire.RecommendRequest) -> None:
         """Refuse a second sum of the same rows in one release.
 
-        Sums without self masks are open as soon as all nodes have contributed: a request may come
-        again, as it was and to the same nodes, but no other one.
+        Sums without self masks are open once all nodes have contributed: the same request may be
+        repeated to the same nodes, but no other one.
 
         Raises
         ------
@@ -416,9 +402,9 @@ class GramClient(Client):
             )
 
     def _encode_kept(self, request: wire.MatrixRequest | wire.CrossRequest) -> Rows:
-        """Return what is summed of the items kept.
+        """Return the integers of the kept items.
 
-        All items are looked at, so that a refusal does not tell of a single one.
+        All items are encoded, so that a refusal does not depend on a single one.
         """
         items = request.items
         values = self._encode(self.x, request)
@@ -426,7 +412,6 @@ class GramClient(Client):
         return part
 
     def _encode(self, x: Rows, request: wire.SumRequest) -> Rows:
-        """Return the whole numbers that are summed."""
         try:
             if request.encoding == "counts":
                 counts: Rows = matrix.count_values(x, request.bound)
@@ -442,7 +427,7 @@ class GramClient(Client):
 
 
 def disagreement(problem: str, remedy: str | None = None, *, code: str) -> ProtocolError:
-    """Return the error of a node that is asked for what its own release would not ask for."""
+    """Return the error for a request that this release would not send."""
     remedy = remedy or "run the same release of fedkern-flwr on both sides"
     return ProtocolError(problem, remedy=remedy, code=code)
 
@@ -451,18 +436,12 @@ def disagreement(problem: str, remedy: str | None = None, *, code: str) -> Proto
 
 
 def read_rows(values: Any, what: str, party: str) -> Rows:
-    """Return a matrix with a row per user or feature.
-
-    Raises
-    ------
-    TableError
-        It is none.
-    """
+    """Return a matrix with a row per user or feature; TableError if it is none."""
     if matrix.is_sparse(values):
         from scipy.sparse import csr_array
 
         rows: Rows = csr_array(values)
-        if rows.dtype.kind in "biu":  # entries of one place are added
+        if rows.dtype.kind in "biu":  # duplicate entries are summed
             rows = rows.astype(np.int64)
     else:
         rows = np.atleast_2d(np.asarray(values))
@@ -476,13 +455,7 @@ def read_rows(values: Any, what: str, party: str) -> Rows:
 
 
 def check_items(items: NDArray[Any], columns: int) -> NDArray[Any]:
-    """Return what a message names of so many items, in their order.
-
-    Raises
-    ------
-    ProtocolError
-        It names none, or others.
-    """
+    """Return a message's items; ProtocolError if they are missing, unsorted or unknown."""
     if not len(items) or items[0] < 0 or (np.diff(items) < 1).any():
         raise disagreement("its items are not in order", code="FK-MESSAGE-FIELD")
     if items[-1] >= columns:
@@ -491,24 +464,23 @@ def check_items(items: NDArray[Any], columns: int) -> NDArray[Any]:
 
 
 def liked_items(x: Rows, row: int) -> NDArray[np.intp]:
-    """Return the items of a row that are not zero, ascending."""
+    """Return the non-zero items of a row, ascending."""
     if isinstance(x, np.ndarray):
         return np.flatnonzero(x[row])
     part = slice(x.indptr[row], x.indptr[row + 1])
     return np.sort(x.indices[part][x.data[part] != 0]).astype(np.intp)
 
 
-# -- what a node makes of the kernel: ranks of all items for each user
+# -- ranks of all items for each user
 
 
 def read_recommender(request: wire.RecommendRequest, columns: int) -> Recommender:
-    """Return what a message brings to rank items with.
+    """Return the recommender of a message.
 
     Raises
     ------
     ProtocolError
-        The kernel has not the size of the items kept, there is no such learner, or the search for
-        lambda is to start elsewhere.
+        Wrong size of the kernel, unknown learner, or unusual start of lambda.
     """
     items = check_items(request.items, columns)
     if request.products.size != matrix.packed_size(len(items)):

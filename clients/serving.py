@@ -1,4 +1,4 @@
-"""The app of a node: our clients behind Flower's ``ClientApp``, and the mods that it allows."""
+"""The app of a node: clients in Flower's ``ClientApp``, and the mods that it allows."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from fedkern_flwr.node.failures import reported
 from fedkern_flwr.node_config import renew
 from fedkern_flwr.transport import packed
 
-# -- mods of Flower's beside ours: those that only look are shown messages that they can count
+# -- Flower mods besides ours: mods that only inspect get messages that they can count
 
 Mod = Callable[[Message, Context, Callable[[Message, Context], Message]], Message]
 
-#: They clip or add noise to what a node answers, which is masked or counted on by others.
+#: They clip or add noise to a node's answers, which are masked or summed.
 _CHANGING = ("LocalDpMod", "fixedclipping_mod", "adaptiveclipping_mod")
 
 
 class _Counted(ConfigRecord):
-    """A record whose bytes can be counted where a value is empty, too."""
+    """A record that can count bytes of empty values, too."""
 
     def count_bytes(self) -> int:
-        """Return the bytes of names and values."""
         values = (v if isinstance(v, list) else [v] for v in self.values())
         cells = [cell for cell_list in values for cell in cell_list]
         sizes = (
@@ -43,12 +42,7 @@ class _Counted(ConfigRecord):
 
 
 def refuse_changing(mod: Mod) -> None:
-    """Refuse a mod of Flower's that changes what a node answers.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise OptionError for a Flower mod that changes a node's answers."""
     name = getattr(mod, "__name__", type(mod).__name__)
     if name in _CHANGING:
         raise OptionError(
@@ -60,9 +54,9 @@ def refuse_changing(mod: Mod) -> None:
 
 
 def counted(mod: Mod) -> Mod:
-    """Return a mod that is shown our messages without what Flower cannot count.
+    """Return a mod that sees our messages without what Flower cannot count.
 
-    That are empty values, and Flower's own placeholder of an empty list of arrays.
+    These are empty values, and Flower's placeholder of an empty list of arrays.
     """
 
     def call(
@@ -85,7 +79,7 @@ def counted(mod: Mod) -> Mod:
 
 
 def _show(message: Message) -> Callable[[Message], None]:
-    """Put what can be counted into a message; return what puts the records back."""
+    """Put countable records into a message; return a function that restores the real ones."""
     if not message.has_content():
         return lambda message: None
     real = dict(message.content)
@@ -109,7 +103,7 @@ def _stand_in(record: Any) -> Any:
     return record
 
 
-# -- serving our clients from an app: what goes wrong while a node is built is told to the server
+# -- the app of our clients: the server sees errors in building a node
 
 logger = logging.getLogger("flwr")
 
@@ -119,24 +113,21 @@ App = Callable[[Message, Context], Message]
 def serve(make_client: Callable[[Context], Client], mods: Sequence[Mod] = ()) -> ClientApp:
     """Return the app of a node.
 
-    An error of ours, which quotes no data, is shown to the server, so that the coordinator reads
-    which node lacks which column; of any other exception the server sees the class alone. Which
-    columns there are stands in the node's log only: of a file without header they are a row.
-
-    At the first message of a run the log of a stock SuperNode says what its process cost.
+    The server sees the text of this package's errors, which quote no data, so that the coordinator
+    knows which node lacks which column; of other exceptions it sees only the class. Lists of
+    columns are only in the node's log: in a file without header they are a row.
 
     Parameters
     ----------
     make_client : callable
-        Context -> one of our clients; called with every message.
+        Context -> a client; called with every message.
     mods : sequence of callable
-        Mods of Flower's that look at messages, such as ``message_size_mod``: they see them as they
-        were before they are packed for the wire.
+        Flower mods that inspect messages, such as ``message_size_mod``, before they are packed.
 
     Raises
     ------
     OptionError
-        A mod changes what a node answers, as ``LocalDpMod`` does.
+        A mod changes a node's answers, as ``LocalDpMod`` does.
     """
     for mod in mods:
         refuse_changing(mod)
@@ -156,9 +147,9 @@ def serve(make_client: Callable[[Context], Client], mods: Sequence[Mod] = ()) ->
 
 
 def _told(message: Message, context: Context, app: App) -> Message:
-    """Answer an error of ours in a simulation, of which Flower's engine prints nothing.
+    """Return errors of this package as a reply in simulations.
 
-    Of one that is raised it prints four tracebacks for each node.
+    Flower's engine would print four tracebacks per node for a raised error.
     """
     try:
         return app(message, context)

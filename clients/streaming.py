@@ -1,4 +1,4 @@
-"""The client of the online methods whose rows come while a run goes on."""
+"""The client of the online methods with rows that arrive during a run."""
 
 from __future__ import annotations
 
@@ -38,27 +38,26 @@ logger = logging.getLogger("fedkern_flwr")
 
 WAIT = 30.0
 _RECORD = "fedkern-stream"
-_LOOKED_AT = 20  # rows by which columns of two values are told
+_LOOKED_AT = 20  # rows that decide which columns are binary
 
 
 @dataclass
 class PlacedAccount(StreamAccount):
-    """What a client remembers of its stream, with how far it has read it.
+    """A client's stream state with the read position.
 
     Attributes
     ----------
     place : Place
-        How far.
+        How far the stream has been read.
     recent : ndarray, shape (n, d + 2)
-        Rows that later sums may be of, as those of POF-RLS's features are of several messages: of
-        each which sample of the run it is, features and label.
+        Rows that later sums may need, as POF-RLS sums features over several messages: sample
+        number, features and label.
     """
 
     place: Place = field(default_factory=Place)
     recent: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0)))
 
     def __post_init__(self) -> None:
-        """Read the place as it was packed."""
         packed: Any = self.place
         if isinstance(packed, dict):
             self.place = Place(**packed)
@@ -67,39 +66,38 @@ class PlacedAccount(StreamAccount):
 class StreamClient(OnlineKernelClient):
     """Client of POF-MKL, POF-RLS and their baselines that learns rows as they come.
 
-    A message takes the next rows of the stream, as many as it says, predicts each and learns it.
-    Where so many have not come after ``wait`` seconds the client has no part in the message, and
-    the rows wait for the next: what the others count on is that whoever is in a sum has that many
-    rows in it. Rows with gaps, text or another number of cells are left out, counted, and told of
-    in the node's log.
+    A message takes as many next rows of the stream as requested, predicts each and learns it. If
+    they have not come after ``wait`` seconds, the client skips the message and the rows wait for
+    the next: all parties of a sum must have as many rows in it. Rows with gaps, text or a wrong
+    number of cells are skipped, and counted in the node's log.
 
     Parameters
     ----------
     context : flwr.app.Context
         The node's context.
     stream : path, iterable or Source
-        A CSV or JSONL file that may grow; or (features, label), of an iterator that is made anew
-        with the client and read up to the place again. None stands for nothing yet.
+        A CSV or JSONL file that may grow; or an iterator of (features, label), created anew with
+        the client and read up to the place again. None: no row yet.
     label : str, optional
         The column of a file to predict.
     id_column : str, optional
-        The column of a file that names a row, such as its time.
+        The column of row ids, such as times.
     columns : sequence of str, optional
-        Names of the features; by default all other columns of the file.
+        Names of the features; default: all other columns.
     wait : float (default: 30.0)
-        Seconds to wait for the rows of a message; 0 if what is there is all.
+        Seconds to wait for a message's rows; 0 if the stream does not grow.
     scaling : Scaling, optional
-        Public ranges that bring rows into the unit ball and labels into [0, 1].
+        Public ranges that scale rows into the unit ball and labels to [0, 1].
     sep, decimal, na : str, optional
-        How a CSV file is written.
+        CSV dialect.
     **common
-        Held-out rows, and options of :class:`OnlineKernelClient`. A node needs its ``state_dir``:
-        there its ledger has the rows that took part, and how far the stream has been read.
+        Held-out rows, and options of :class:`OnlineKernelClient`. A node needs ``state_dir`` for
+        its ledger with used rows and the read position.
 
     Raises
     ------
     OptionError
-        A node has no folder of its own, or a file no label.
+        A node has no folder, or a file no label.
     """
 
     state_class = PlacedAccount
@@ -147,16 +145,16 @@ class StreamClient(OnlineKernelClient):
         else:
             self.source = IteratorSource(stream, columns)
         self.kept: PlacedAccount
-        self._found: Found | None = None  # rows of the message at hand
+        self._found: Found | None = None  # rows of the current message
         self._request: Any = None
 
-    # -- what the run is told
+    # -- description
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        """Tell the columns of the stream; of its rows, that there will be as many as are asked for.
+        """Describe the stream, with as many rows as requested.
 
-        Columns of two values are those of its next rows: of fewer rows it may be more columns,
-        which hides less and is safe.
+        Binary columns are counted on its next rows: of fewer rows there may be more, which is the
+        safe direction.
         """
         self._open(self.wait)
         self.kept = PlacedAccount.unpack(SessionState.load(self.context).payload)
@@ -167,16 +165,15 @@ class StreamClient(OnlineKernelClient):
         self.context.state[_RECORD] = ConfigRecord({"binary": binary})
         self.x, self.y = self._scaled(found)
         reply = replace(super().describe(request), rows=ROWS)
-        self.x, self.y = self.x[:0], self.y[:0]  # they have not taken part
+        self.x, self.y = self.x[:0], self.y[:0]  # these rows are not used yet
         return reply
 
     @property
     def binary(self) -> int:
-        """Columns of the stream, label included, with at most two values at its beginning."""
+        """Columns, label included, with at most two values at the stream's beginning."""
         return int(self.context.state[_RECORD]["binary"])  # type: ignore[arg-type]
 
     def _open(self, wait: float) -> None:
-        """Learn what the columns are."""
         self.columns = self.source.names(wait)
         self.x = np.zeros((0, len(self.columns)))
         if not len(self.x_test):
@@ -185,7 +182,7 @@ class StreamClient(OnlineKernelClient):
     # -- the rows of a message
 
     def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
-        """Answer with the next rows; when all has gone well they have taken part."""
+        """Answer with the next rows; mark them as used if all went well."""
         if isinstance(request, (wire.NetworkRequest, wire.NetworkEvaluateRequest)):
             raise ProtocolError(
                 "PerFedAvg looks at rows twice, a stream has them once",
@@ -200,13 +197,13 @@ class StreamClient(OnlineKernelClient):
         return reply
 
     def note_window(self, start: int, stop: int) -> None:
-        """Note nothing: the ledger knows the rows of a stream, each of which is in one message."""
+        """Do nothing: the ledger knows the rows of a stream, each in one message."""
 
     def _rows(self, step: int, samples: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the next rows of the stream, after those that messages since ``step`` took.
+        """Return the next rows, after those of messages since ``step``.
 
-        Of a message in which the client had no part there are none. Where the features of all of
-        them are summed it has no part either, as the others count on as many rows of everyone.
+        Skipped messages have no rows. If the features of all of them are summed, this client must
+        skip, too, as the others assume equally many rows.
         """
         before = self._request.step - step
         if step < 0 or not 0 <= before < samples:
@@ -226,13 +223,11 @@ class StreamClient(OnlineKernelClient):
         return np.concatenate([earlier[:, 1:-1], x]), np.concatenate([earlier[:, -1], y])
 
     def _none(self, found: Found) -> StreamError:
-        """Return the error that there are too few rows: none will come, or not yet."""
         if found.ended:
             return StreamError(ENDED, party=self.name, code="FK-STREAM-ENDED")
         return StreamError(LATE, party=self.name, code="FK-STREAM-LATE")
 
     def _earlier(self, step: int) -> NDArray[np.float64]:
-        """Return what is remembered of rows from a sample on."""
         recent = self.kept.recent
         return recent[recent[:, 0] >= step] if len(recent) else recent
 
@@ -242,14 +237,14 @@ class StreamClient(OnlineKernelClient):
         return self.scaling.rows(found.x, found.y)
 
     def _place(self) -> Place:
-        """Return how far the stream has been read: a node's ledger knows, in all its runs."""
+        """Return the read position; a node's ledger has it for all runs."""
         if self.simulated:
             return self.kept.place
         kept = self.ledger.place()
         return Place(**json.loads(kept)) if kept else Place()
 
     def _take_part(self) -> None:
-        """Note the rows of the message, which leaves the node when they are in its ledger."""
+        """Record the used rows in the ledger before the answer is sent."""
         found = self._found
         if found is None:
             return

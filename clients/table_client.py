@@ -1,4 +1,4 @@
-"""Clients that hold rows of a table: its parts, its order, its files, its answers."""
+"""Clients that hold rows of a table: its parts, order, files and answers."""
 
 from __future__ import annotations
 
@@ -37,22 +37,11 @@ from fedkern_flwr.table_parties import TableReply
 from fedkern_flwr.tables import take_frame
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 
-# -- A private file of a run on a node, for what is too large to travel with its state
+# -- a private file of a run on a node, for data too large for its state
 
 
 class RunFile:
-    """A file that only this user can read.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Where; by default a folder for this user's eyes in the system's place for temporary files.
-    session : str
-        Name of the run.
-    partition : int
-    kind : str
-        End of the file's name.
-    """
+    """A private file of a run, ending in ``kind``; by default in a folder for temporary files."""
 
     def __init__(self, folder: Path | None, session: str, partition: int, kind: str) -> None:
         base = folder if folder is not None else temporary_folder()
@@ -60,11 +49,10 @@ class RunFile:
         self.party = f"partition {partition}"
 
     def open(self) -> BinaryIO:
-        """Open the file to read and write; it is made if it is not there."""
         return open_private(self.path)
 
     def gone(self, what: str, remedy: str, *, code: str = "FK-STATE-GONE") -> StateError:
-        """Return the error that says that this node has lost what was in the file."""
+        """Return the error for lost contents of the file."""
         return StateError(
             f"the {what} of this run are gone from its disk",
             remedy=remedy,
@@ -73,13 +61,13 @@ class RunFile:
         )
 
     def erase(self) -> None:
-        """Remove the file and, if it was the last, the run's folder."""
+        """Remove the file, and the run's folder if it is empty."""
         self.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty, or just removed by another party
             self.path.parent.rmdir()
 
 
-# -- A party's table in a vertical or hybrid split: checked once, joined by pseudonyms
+# -- a party's table in a vertical or hybrid split: checked once, joined by pseudonyms
 
 Floats = NDArray[np.float64]
 Ids = Sequence[Any] | NDArray[Any]
@@ -95,15 +83,15 @@ class PartyTable:
     party : str
         Name of the party in errors.
     x, y, ids : arrays of length n, or None
-        Features, shape (n, d); labels, shape (n,) or (n, k), or names of classes; record ids.
+        Features, (n, d); labels, (n,) or (n, k), or class names; record ids.
     x_test, y_test, ids_test : arrays, or None
         The same of held-out rows.
     columns : sequence of str or None
-        Names of the features, numbers by default.
+        Names of the features; default: numbers.
     classes : sequence of float or str
-        Empty for regression. Labels of named ones are names, or their positions.
+        Empty for regression. Labels are then names or positions.
     label_bound : float
-        Bound of the targets of a regression.
+        Bound of regression targets.
 
     Attributes
     ----------
@@ -111,7 +99,7 @@ class PartyTable:
     columns : tuple of str
     classes, class_names : tuple of float, tuple of str
     y, y_test : ndarray, shapes (n, k) and (t, k)
-        Targets; of no rows where there are none.
+        Targets; of no rows without labels.
     labelled : bool
         Whether the held-out rows have labels.
     """
@@ -158,7 +146,7 @@ class PartyTable:
             raise self._bad(
                 f"{features} features have {len(self.columns)} names", code="FK-COLUMN-NAMES"
             )
-        # of a session: hashes of the rows, and the order that sorts them
+        # of the session: hashes of the rows, and the order that sorts them
         self._known: tuple[str, NDArray[np.uint64], NDArray[np.intp]] | None = None
 
     @property
@@ -168,21 +156,18 @@ class PartyTable:
 
     @property
     def tests(self) -> int:
-        """Number of held-out rows."""
         return len(self.x_test)
 
     @property
     def parts(self) -> tuple[Floats, ...]:
-        """The features of the rows in the order in which they are announced, part by part."""
+        """The features of the rows in announced order, part by part."""
         return self.x, self.x_test
 
     @property
     def features(self) -> int:
-        """Number d of features."""
         return int(self.x.shape[1])
 
     def own_rows(self) -> OwnRows:
-        """Return the rows, as the node's ledger tells them apart."""
         parts, labels = self.parts, (self.y, self.y_test)
         blocks = [
             (x, labels[k]) if k < len(labels) and labels[k].size else (x,)
@@ -191,7 +176,7 @@ class PartyTable:
         return OwnRows(blocks, self._ids if self.identified else None, self.rows)
 
     def digest(self) -> str:
-        """Return a digest of the features and targets of all rows that are not held out."""
+        """Return a digest of features and targets, without held-out rows."""
         digest = hashlib.sha256(self.x.tobytes())
         digest.update(b"/" + self.y.tobytes())
         return digest.hexdigest()
@@ -201,15 +186,15 @@ class PartyTable:
     def pseudonyms(self, session: str, key: AlignmentKey | None) -> NDArray[np.uint64]:
         """Return the pseudonyms of all rows, part by part, each part sorted.
 
-        Without ids rows get numbers of this party that match nobody else's.
+        Without ids they match no other party's.
         """
         _, hashes, order = self._hash(session, key)
         return hashes[order]
 
     def spellings(self, session: str, key: AlignmentKey | None) -> NDArray[np.uint64]:
-        """Return the pseudonyms of all ids in one spelling, in announced order.
+        """Return the pseudonyms of all ids in a standard spelling, in announced order.
 
-        Nothing where all ids are spelled so, and where tags of an align run stand for them.
+        Empty if all ids have that spelling, or with tags of an align run.
         """
         if self.identified and isinstance(key, bytes):
             plain = plain_ids(self._ids)
@@ -218,15 +203,14 @@ class PartyTable:
         return np.zeros((0, 2), np.uint64)
 
     def order(self, session: str, key: AlignmentKey | None) -> NDArray[np.intp]:
-        """Return the row of the table, counted over its :attr:`parts`, at each position."""
+        """Return the table row, counted over its :attr:`parts`, at each position."""
         return self._hash(session, key)[2]
 
     def announced(self, session: str, key: AlignmentKey | None) -> Floats:
-        """Return the features of all rows in announced order, shape (n + t, d)."""
         return self.features_of(self.order(session, key))
 
     def features_of(self, rows: NDArray[Any]) -> Floats:
-        """Return the features of some rows of the table, counted over its parts."""
+        """Return the features of some rows, counted over the parts."""
         filled = [part for part in self.parts if len(part)]
         x = np.concatenate(filled) if len(filled) > 1 else (filled or [self.x])[0]
         return np.asarray(x[rows])
@@ -250,17 +234,16 @@ class PartyTable:
         return self._known
 
     def _ranks(self, hashes: Hashes, session: str, key: AlignmentKey) -> Hashes:
-        """Return what rows are sorted by when they are announced: their pseudonyms."""
         return hashes
 
     def _own_key(self) -> bytes:
-        """Return the key of pseudonyms without an alignment key: they match nobody else's."""
+        """Return a key for pseudonyms that match no other party's."""
         return hashlib.sha256(f"fedkern-flwr rows/{self.party}".encode()).digest()
 
     # -- predictions
 
     def calibrates(self, tests: NDArray[np.intp], key: bytes) -> NDArray[np.bool_]:
-        """Return which of some held-out rows calibrate; ``key`` is the node's own."""
+        """Return which held-out rows calibrate; ``key`` is the node's own."""
         return calibrating(self._ids[self.rows + tests], key)
 
     def write_predictions(
@@ -273,8 +256,8 @@ class PartyTable:
     ) -> None:
         """Write predictions of held-out rows as CSV.
 
-        id, outputs, predicted class; with a calibration the probability of each class and a set of
-        classes, or an interval; the deviation of each output, if there are any.
+        id, outputs, predicted class; with a calibration class probabilities and a set of classes,
+        or an interval; deviations of outputs, if any.
         """
         names = self.class_names
         heads, cells = list[str](), [list[str]() for _ in tests]
@@ -341,12 +324,7 @@ class PartyTable:
         return names
 
     def check_key(self, key: AlignmentKey | None, remedy: str, *, joined: bool = True) -> None:
-        """Refuse a key that can be guessed, and ids that are ``joined`` without a key.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Raise OptionError for a weak key, or for ids that are ``joined`` without one."""
         if key is not None:
             check_alignment_key(key)
         elif self.identified and joined:
@@ -354,12 +332,7 @@ class PartyTable:
             raise OptionError(problem, remedy=remedy, party=self.party, code="FK-IDS-KEY")
 
     def check_ids(self, session: str, key: AlignmentKey | None) -> None:
-        """Refuse ids that come twice.
-
-        Raises
-        ------
-        TableError
-        """
+        """Raise TableError for duplicate ids."""
         if repeated := count_duplicates(self._hash(session, key)[1]):
             raise self._bad(f"{repeated} duplicate ids", code="FK-IDS-DUPLICATE")
 
@@ -368,16 +341,10 @@ class PartyTable:
 
 
 def as_numbers(values: ArrayLike, what: str, party: str, remedy: str | None = None) -> Floats:
-    """Return values as float64.
-
-    Raises
-    ------
-    TableError
-        They are something else.
-    """
+    """Return values as float64; TableError if they are not numbers."""
     try:
         return np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):  # whose text quotes a value
+    except (TypeError, ValueError):  # its text quotes a value
         problem = f"{what} that are not numbers"
         raise TableError(problem, remedy=remedy, party=party, code="FK-COLUMN-NUMBERS") from None
 
@@ -386,7 +353,7 @@ def _length(*columns: Any) -> int:
     return next((len(column) for column in columns if column is not None), 0)
 
 
-# -- what the clients share whose rows are joined by ids: their table, and what they say of it
+# -- common parts of clients with rows joined by ids: table and description
 
 logger = logging.getLogger("fedkern_flwr")
 _SHOWN = (
@@ -398,37 +365,18 @@ Reply = TypeVar("Reply", bound=TableReply)
 
 
 class TableClient(Client):
-    """Base class of parties with a table whose rows are joined by ids.
+    """Base class of parties with a table; rows are joined by ids.
 
-    Parameters
-    ----------
-    context : flwr.app.Context
-        The node's context.
-    x, y, ids, x_test, y_test, ids_test, columns, classes, label_bound
-        See :class:`~fedkern_flwr.clients.table_client.PartyTable`; all optional.
-    alignment_key : bytes or AlignmentTags, optional
-        Joins ids.
-    predictions : path, optional
-        CSV file for predictions of its held-out rows.
-    table : callable (default: PartyTable)
-        Makes the table.
-    check : callable, optional
-        Raises for options that do not fit, before the table is made.
-    **common
-        Options of :class:`~fedkern_flwr.node.client.Client`.
-
-    Attributes
-    ----------
-    table : PartyTable
-    alignment_key, predictions
-        As they were given.
+    ``table`` makes the table, by default a :class:`PartyTable` (see there for its parameters);
+    ``check`` checks options before that. ``alignment_key`` joins ids; ``predictions`` is a CSV file
+    for held-out rows.
     """
 
     pair_secrets: ClassVar[bool] = True
     enough_parties: ClassVar[int] = 2
-    #: What helps where ids come without a key.
+    #: Remedy for ids without a key.
     without_key: ClassVar[str] = ""
-    #: Ending of the file that the node keeps while a run lasts.
+    #: Ending of the node's file during a run.
     run_file: ClassVar[str] = ""
     table: Any
 
@@ -472,7 +420,7 @@ class TableClient(Client):
 
     @property
     def joins_rows(self) -> bool:
-        """Whether rows of this party are joined with those of others by their ids."""
+        """Whether rows are joined with those of other parties by ids."""
         return True
 
     @property
@@ -482,20 +430,17 @@ class TableClient(Client):
 
     @property
     def session(self) -> str:
-        """Name of the run of the message at hand."""
         return str(self._request.session)
 
     def wrong(self, problem: str, remedy: str | None = None, *, code: str = "") -> ProtocolError:
-        """Return the error with which this party refuses what cannot be asked for."""
         return ProtocolError(problem, remedy=remedy, party=self.name, code=code)
 
     def own_rows(self) -> OwnRows:
-        """Return the rows of the table."""
         rows: OwnRows = self.table.own_rows()
         return rows
 
     def tell(self, request: DescribeRequest, reply: type[Reply], **more: Any) -> Reply:
-        """Tell who this is, and remember in which order its rows are announced."""
+        """Describe this party, and store the announced order of its rows."""
         table, known = self.table, (request.session, self.alignment_key)
         if self.shows_rows:
             found = check_binary_columns(self.policy, np.vstack(table.parts), party=self.name)
@@ -523,24 +468,20 @@ class TableClient(Client):
         )
 
     def _binary_columns(self) -> int:
-        """Return how many columns have two values, the label included: they hide little."""
+        """Return the number of binary columns, label included: they hide little."""
         return binary_columns(self.table.x) + (len(self.table.classes) == 2)
 
     def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
-        """Remember which row of the table stands at each announced position."""
         self.kept.arrays["order"] = order
 
     def places(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """Return which rows of the table announced rows are."""
         return np.asarray(self.kept.arrays["order"][rows])
 
     def features_at(self, rows: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the features of announced rows, shape (n, d)."""
         found: NDArray[np.float64] = self.table.features_of(self.places(rows))
         return found
 
     def yardstick(self, bins: int) -> Yardstick:
-        """Return what this party counts on its held-out rows."""
         table = self.table
         return Yardstick(len(table.classes), table.y.shape[1], table.label_bound, bins)
 
@@ -553,24 +494,15 @@ class TableClient(Client):
         total: str = "",
         **about: Any,
     ) -> NDArray[np.float64]:
-        """Return what may be told of how good predictions of held-out rows are, or zeros.
+        """Return the evaluation of held-out rows that may be released, or zeros.
 
-        Parameters
-        ----------
-        tests : ndarray
-            The held-out rows, counted from the first of them.
-        predictions : ndarray, shape (n, k)
-            Of these rows.
-        bins : int
-            Bins of a histogram.
-        total, **about
-            See :meth:`~fedkern_flwr.node.guarded.GuardedNode.figures`.
+        ``tests`` are their numbers; ``total`` and ``about`` as in
+        :meth:`~fedkern_flwr.node.guarded.GuardedNode.figures`.
 
         Raises
         ------
         RefusedError
-            There would be more bins than there are rows for, or figures of these rows were told too
-            often.
+            Too many bins for the rows, or figures of these rows were released too often.
         """
         table, yard = self.table, self.yardstick(bins)
         tests = tests if table.labelled else tests[:0]
@@ -589,22 +521,20 @@ class TableClient(Client):
         calibration: NDArray[np.float64] | None = None,
         deviations: NDArray[np.float64] | None = None,
     ) -> None:
-        """Write predictions of held-out rows to this party's file, if it has one.
+        """Write predictions of held-out rows to this party's file, if any.
 
-        ``calibration`` are the numbers of a :class:`~fedkern_flwr.judging.figures.Calibration`,
-        if the model has one.
+        ``calibration`` has the numbers of a :class:`~fedkern_flwr.judging.figures.Calibration`.
         """
         if self.predictions is not None and len(tests):
             found = Calibration.read(() if calibration is None else calibration, outputs.shape[1])
             self.table.write_predictions(self.predictions, tests, outputs, found, deviations)
 
     def close_round(self, state: SessionState, *done: Any) -> None:
-        """Keep the state; on disk as well, if there is a place and the request says so."""
+        """Save the state; also on disk if there is a folder and the request says so."""
         super().close_round(state, *done)
         if save_as := getattr(self._request, "save_as", 0):
             self._save(state, save_as)
 
     def forget(self, state: SessionState) -> bytes:
-        """Erase the file of the run and all else at its end."""
         RunFile(self.state_dir, state.session, self.partition, self.run_file).erase()
         return b""

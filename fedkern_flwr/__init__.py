@@ -1,7 +1,7 @@
 """Federated kernel learning for Flower: the core shared by strategies, clients and simulations.
 
-The server side lives in :mod:`fedkern_flwr.strategies`, the client side in
-:mod:`fedkern_flwr.clients`, engines and the command line in :mod:`fedkern_flwr.simulations`.
+Servers use :mod:`fedkern_flwr.strategies`, clients :mod:`fedkern_flwr.clients`, simulations and the
+command line :mod:`fedkern_flwr.simulations`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0.dev0"  # the one place: pyproject.toml reads it
 
-# In a checkout the other rooms lie beside the core, not in it. A process whose path begins with the
-# checkout (Ray's workers take over the driver's working directory) finds them there.
+# In a checkout the other rooms are next to the core, not in it. A process that has the checkout
+# first in its path (Ray's workers inherit the driver's working directory) finds them there.
 _checkout = Path(__file__).parents[1]
 if not Path(__path__[0], "strategies").exists() and (_checkout / "strategies").exists():
     __path__.append(str(_checkout))
@@ -54,7 +54,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what predicts, or compares an app with this release, when it is asked for."""
+    """Import lazily."""
     places = {"FittedModel": ".fitted", "load_model": ".fitted", "check_app": ".wire.describe"}
     if name not in places:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

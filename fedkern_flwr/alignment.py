@@ -1,9 +1,9 @@
-"""Joining the rows of several parties by keyed hashes of their ids.
+"""Match the rows of several parties by keyed hashes of their ids.
 
-Ids never leave a party. Parties that share records hold a common secret, the alignment key, and
-send HMAC-SHA256 of each id under a key of the session; the server, which does not have the secret,
-sees pseudonyms that are fresh in every run and equal where ids are equal. Parties without a common
-secret agree on a secret tag per id first (:mod:`.private_intersection`), which takes its place.
+Ids are never sent. Parties that share records have a common secret, the alignment key. They send
+HMAC-SHA256 of each id under a key of the session. The server, which lacks the secret, sees
+pseudonyms: new in every run, and equal for equal ids. Without a common secret, parties first agree
+on a secret tag per id (:mod:`.private_intersection`), which replaces the key.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _ZEROS = re.compile(r"^(?:0+(\d+)(?:\.0*)?|(\d+)\.0*)$", re.MULTILINE)
 
 @dataclass(frozen=True, eq=False, repr=False)  # its text would show secrets
 class AlignmentTags:
-    """What a party keeps of an align run: a secret tag for each of its ids.
+    """Secret tags of a party's ids, from an align run.
 
     Attributes
     ----------
     run : str
         Name of the align run; tags of two runs never match.
     salt : bytes
-        Random, of this file alone.
+        Random, for this file only.
     names : ndarray of uint64, shape (n, 2)
         Salted hashes of the ids, sorted.
     tags : ndarray of uint8, shape (n, 32)
-        Secret of each id, equal at two parties where the ids are.
+        Secret of each id, equal at all parties.
     """
 
     run: str
@@ -62,7 +62,6 @@ class AlignmentTags:
 
     @classmethod
     def of(cls, run: str, ids: Ids, tags: Sequence[bytes]) -> AlignmentTags:
-        """Build from ids and their tags."""
         salt = secrets.token_bytes(TAG_BYTES)
         names = hash_ids(ids, salt, _FILE)
         order = sort_order(names)
@@ -70,13 +69,7 @@ class AlignmentTags:
         return cls(run, salt, names[order], found[order])
 
     def tags_of(self, ids: Ids) -> list[bytes]:
-        """Return the tags of ids.
-
-        Raises
-        ------
-        TableError
-            Some of them were not in the table of the align run.
-        """
+        """Return the tags of ids; TableError for an id outside the align run."""
         places = find_rows(hash_ids(ids, self.salt, _FILE), self.names)
         if unknown := int((places < 0).sum()):
             raise TableError(
@@ -88,20 +81,14 @@ class AlignmentTags:
         return [data[k : k + TAG_BYTES] for k in range(0, len(data), TAG_BYTES)]
 
     def save(self, path: Path) -> None:
-        """Write the tags to a file (``.npz``) that only this user can read."""
+        """Write the tags to an ``.npz`` file that only this user can read."""
         meta = {"kind": _FILE, "run": self.run, "salt": self.salt.hex()}
         data = pack_arrays({"names": self.names, "tags": self.tags}, meta)
         write_atomically(path, data, private=True)
 
     @classmethod
     def load(cls, path: Path) -> AlignmentTags:
-        """Load what :meth:`save` wrote.
-
-        Raises
-        ------
-        CheckpointError
-            The file is missing, damaged or of another kind.
-        """
+        """Load the file of :meth:`save`; CheckpointError if it is not one."""
         arrays, meta = load_arrays(path)
         try:
             names, tags, salt = arrays["names"], arrays["tags"], bytes.fromhex(meta["salt"])
@@ -124,7 +111,7 @@ AlignmentKey = bytes | AlignmentTags
 
 
 def read_alignment(path: str | Path | None) -> AlignmentKey | None:
-    """Read what joins ids: a common secret in hexadecimal, or a party's file of an align run.
+    """Read a common secret in hexadecimal, or a party's file of an align run.
 
     Raises
     ------
@@ -147,17 +134,17 @@ def read_alignment(path: str | Path | None) -> AlignmentKey | None:
 
 
 def id_texts(ids: Ids) -> list[str]:
-    """Return the texts of ids, which are what counts: 7 and "7" are the same."""
+    """Return ids as text."""
     if isinstance(ids, np.ndarray) and ids.dtype.kind == "U":
         return [str(text) for text in ids.tolist()]
     return [str(value) for value in ids]
 
 
 def plain_ids(ids: Ids) -> list[str]:
-    """Return ids in one spelling: without capital letters, leading zeros and ``.0``, in NFC.
+    """Return ids in one spelling: lower case, without leading zeros and ``.0``, in NFC.
 
-    Rows are matched by ids as they are. If more rows match in this spelling, a party has written
-    its ids otherwise than the others.
+    Rows are matched by the original ids. If more rows match in this spelling, the parties spell
+    their ids differently.
     """
     texts = id_texts(ids)
     together = unicodedata.normalize("NFC", "\n".join(texts)).casefold()  # all at once: fast
@@ -174,20 +161,16 @@ def hash_ids(ids: Ids, key: AlignmentKey, session: str) -> Hashes:
     Parameters
     ----------
     ids : sequence, length n
-        Record ids; their text counts, so that 7 and "7" are the same.
+        Record ids, compared as text: 7 equals "7".
     key : bytes or AlignmentTags
-        The alignment key, or what an align run gave each id.
+        The alignment key, or the tags of an align run.
     session : str
         Name of the run: pseudonyms of two runs cannot be linked.
 
     Returns
     -------
     ndarray of uint64, shape (n, 2)
-
-    Raises
-    ------
-    TableError
-        An id has no tag.
+        Pseudonyms.
     """
     label = f"fedkern-flwr ids/{session}".encode()
     if isinstance(key, AlignmentTags):
@@ -199,7 +182,7 @@ def hash_ids(ids: Ids, key: AlignmentKey, session: str) -> Hashes:
 
 
 def _keyed(key: bytes) -> Callable[[bytes], bytes]:
-    """Return HMAC-SHA256 with a key of at most 64 bytes, whose pads are made once."""
+    """Return HMAC-SHA256 for a key of at most 64 bytes, with precomputed pads."""
     block = key.ljust(64, b"\0")
     inner, outer = (bytes(b ^ pad for b in block) for pad in (0x36, 0x5C))
     sha256 = hashlib.sha256
@@ -207,21 +190,17 @@ def _keyed(key: bytes) -> Callable[[bytes], bytes]:
 
 
 def sort_order(hashes: Hashes) -> NDArray[np.intp]:
-    """Return the order that sorts rows by pseudonym: it tells nothing about the table's order."""
+    """Return the order that sorts rows by pseudonym, which hides the table's order."""
     return np.lexsort((hashes[:, 1], hashes[:, 0]))
 
 
 def find_rows(wanted: Hashes, known: Hashes) -> Positions:
-    """Return the position in ``known`` of each of the ``wanted`` pseudonyms, -1 where it is not.
+    """Return the position in ``known`` of each of the ``wanted`` pseudonyms, -1 if absent.
 
     Parameters
     ----------
     wanted, known : ndarray of uint64, shapes (n, 2) and (k, 2)
-        Without duplicates in ``known``.
-
-    Returns
-    -------
-    ndarray of int32, shape (n,)
+        No duplicates in ``known``.
     """
     if not len(known):
         return np.full(len(wanted), -1, np.int32)
@@ -234,23 +213,23 @@ def find_rows(wanted: Hashes, known: Hashes) -> Positions:
 
 
 def count_duplicates(hashes: Hashes) -> int:
-    """Return how many rows have a pseudonym that came before."""
+    """Return how many rows repeat an earlier pseudonym."""
     sorted_hashes = hashes[sort_order(hashes)]
     return int((sorted_hashes[1:] == sorted_hashes[:-1]).all(axis=1).sum())
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many rows of a party others have as well.
+    """How many rows a party shares with others.
 
     Attributes
     ----------
     rows : int
         Rows of the party.
     shared : dict
-        Other party -> rows that it has as well.
+        Other party -> rows in common.
     known_to : tuple of int
-        At k the rows that k other parties have.
+        At k: rows that k other parties have.
     """
 
     rows: int
@@ -259,12 +238,11 @@ class Overlap:
 
     @property
     def in_all(self) -> int:
-        """Number of rows that all parties have."""
         return self.known_to[-1]
 
 
 def count_overlaps(hashes: Mapping[int, Hashes]) -> dict[int, Overlap]:
-    """Return party -> how many of its rows others have, from the pseudonyms of all parties."""
+    """Return party -> its overlap with others, from the pseudonyms of all parties."""
     found = {}
     for party, own in hashes.items():
         here = {k: find_rows(own, ids) >= 0 for k, ids in hashes.items() if k != party}
@@ -276,12 +254,7 @@ def count_overlaps(hashes: Mapping[int, Hashes]) -> dict[int, Overlap]:
 
 
 def check_alignment_key(key: AlignmentKey) -> None:
-    """Refuse an alignment key that can be guessed; tags of an align run cannot.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse an alignment key that can be guessed; tags cannot."""
     if isinstance(key, bytes) and len(key) < KEY_BYTES:
         raise OptionError(
             f"the alignment key has {len(key)} bytes, at least {KEY_BYTES} are needed",

@@ -1,4 +1,4 @@
-"""Files that nobody else may read and that are never half written: folders, arrays, tables."""
+"""Write private files, atomically: folders, arrays, tables."""
 
 from __future__ import annotations
 
@@ -41,18 +41,12 @@ _OTHERS = 0o077
 
 
 def create_file(path: Path, *, private: bool = True) -> BinaryIO:
-    """Make a file that is not there yet and open it to read and write.
-
-    Raises
-    ------
-    FileExistsError
-        Something has its name, if only a link.
-    """
+    """Create a file and open it to read and write; an existing name, even a link, is an error."""
     return os.fdopen(os.open(path, _NEW, _FILE if private else _SHARED), "r+b")
 
 
 def open_private(path: Path, *, append: bool = False) -> BinaryIO:
-    """Open a file of this user to read and write, or to append; it is made if it is not there.
+    """Open a file of this user to read and write, or to append; create it if it is missing.
 
     Raises
     ------
@@ -69,7 +63,7 @@ def open_private(path: Path, *, append: bool = False) -> BinaryIO:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing; one that is there stays as it is."""
+    """Create a private folder with its missing parents; do not change an existing one."""
     missing = []
     for place in (folder, *folder.parents):
         if place.is_dir():
@@ -80,7 +74,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def can_be_written(path: Path) -> bool:
-    """Tell whether a file can be written here, as far as that can be told before."""
+    """Return whether a file can probably be written here."""
     folder = path.absolute().parent
     while not folder.exists():
         folder = folder.parent
@@ -88,12 +82,12 @@ def can_be_written(path: Path) -> bool:
 
 
 def temporary_folder() -> Path:
-    """Return this user's folder in the system's place for temporary files.
+    """Return this user's folder among the system's temporary files.
 
     Raises
     ------
     StateError
-        Somebody else made it, or may look into it.
+        Another user made it, or may read it.
     """
     owner = os.getuid() if hasattr(os, "getuid") else 0
     folder = Path(tempfile.gettempdir()) / f"fedkern-flwr-{owner}"
@@ -106,7 +100,6 @@ def temporary_folder() -> Path:
 
 
 def _open_own(path: Path, flags: int) -> int:
-    """Open a file that is there, if it is one that :func:`open_private` made."""
     try:
         descriptor = os.open(path, flags | _NO_LINKS)
     except OSError:
@@ -119,7 +112,7 @@ def _open_own(path: Path, flags: int) -> int:
 
 
 def _own(found: os.stat_result) -> bool:
-    """Tell whether something belongs to this user and is closed to all others."""
+    """Return whether a file belongs to this user and is closed to all others."""
     if not hasattr(os, "getuid"):
         return True
     return found.st_uid == os.getuid() and not found.st_mode & _OTHERS
@@ -139,14 +132,11 @@ _session: ContextVar[str | None] = ContextVar("_session", default=None)
 def with_session(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Note the session of a message while it is answered.
+    """Remember the session of a message while it is answered.
 
-    A mod of Flower's ``ClientApp``, whose function that builds a client sees the context alone.
-
-    Raises
-    ------
-    ProtocolError
-        The message names two sessions: rows would be read for the one and summed in the other.
+    This is a mod of Flower's ``ClientApp``, which builds a client from the context only.
+    ProtocolError if the message names two sessions: rows would be read for one and summed in the
+    other.
     """
     named = {
         str(record["session"])
@@ -165,22 +155,19 @@ def with_session(
 
 
 def run_name(context: Context) -> str | None:
-    """Return what tells a run from others: its session, which a run that is resumed keeps.
+    """Return the session of the current run, which a resumed run keeps.
 
-    None where no message is being answered, as in a program that looks at its own rows.
+    None if no message is being answered, such as in a script.
     """
     session = _session.get()
     return f"run {context.run_id}" if session == "" else session
 
 
 def run_folder(state_dir: Path, session: str, partition: int) -> Path:
-    """Return the folder of a run in a node's own folder; it need not be there yet.
+    """Return the folder of a run in a node's folder; it may not exist yet.
 
-    A new one is named by the time and the session, such as ``2026-11-27T0812Z-5e1f``, so that they
-    are in the order of time. The session alone says which run it is: it is letters and digits, and
-    a run that is resumed keeps it. Folders of earlier releases are named by the session alone.
-
-    Nodes that share a folder may begin a run in different minutes: each finds the folder that has
+    Names have time and session, such as ``2026-11-27T0812Z-5e1f``, in earlier releases the session
+    only. Nodes that share a folder may start a run in different minutes: each finds the folder with
     its files.
     """
     plain = state_dir / session
@@ -191,7 +178,7 @@ def run_folder(state_dir: Path, session: str, partition: int) -> Path:
 
 
 def session_of(folder: Path) -> str:
-    """Return the session that the name of a run's folder ends in; empty of other folders."""
+    """Return the session in the name of a run's folder; "" for other folders."""
     found = _RUN_FOLDER.fullmatch(folder.name)
     return found[1] if found else ""
 
@@ -224,12 +211,7 @@ _DAMAGE = (
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a file so that readers see the old content or the new, never a part.
 
-    With ``private`` the file, and folders made for it, are for this user's eyes only.
-
-    Raises
-    ------
-    OSError
-        It cannot be written, or what is there is no file, such as a device.
+    With ``private`` the file, and new folders, are readable by this user only.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise FileExistsError(errno.EEXIST, "what is there is no file", str(path))
@@ -252,7 +234,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def plain_cell(cell: Any) -> Any:
-    """Return a cell as a spreadsheet may have it.
+    """Return a cell that a spreadsheet does not run as a formula.
 
     >>> [plain_cell(cell) for cell in ("=A1", "-1.5", "-cmd", -2.0, "@x", "a=b")]
     ["'=A1", '-1.5', "'-cmd", -2.0, "'@x", 'a=b']
@@ -267,11 +249,7 @@ def plain_cell(cell: Any) -> Any:
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]], *, ends: str = "\r\n") -> None:
-    """Write a CSV file, heads first, for this user's eyes only.
-
-    A spreadsheet runs a cell that begins with = + - or @: such a cell gets an apostrophe before it,
-    unless it is a number.
-    """
+    """Write a private CSV file, header first, with cells from :func:`plain_cell`."""
     text = io.StringIO()
     csv.writer(text, lineterminator=ends).writerows(map(plain_cell, row) for row in rows)
     write_atomically(path, text.getvalue().encode(), private=True)
@@ -286,28 +264,22 @@ def pack_arrays(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> 
 
 
 def unpack_arrays(data: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return what :func:`pack_arrays` packed.
-
-    Raises
-    ------
-    CheckpointError
-        The bytes are damaged or of another kind.
-    """
+    """Return the content of :func:`pack_arrays`; CheckpointError if damaged."""
     return _read_arrays(io.BytesIO(data), len(data), "what was kept")
 
 
 def save_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> None:
-    """Save named arrays and a JSON object to ``path`` (``.npz``) for this user's eyes only."""
+    """Save named arrays and a JSON object to a private ``.npz`` file."""
     write_atomically(path, pack_arrays(arrays, meta), private=True)
 
 
 def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Load what :func:`save_arrays` saved.
+    """Load the file of :func:`save_arrays`.
 
     Raises
     ------
     CheckpointError
-        If the file is missing, damaged or of another kind.
+        The file is missing, damaged or of another kind.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist", code="FK-FILE-READ")
@@ -315,15 +287,7 @@ def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
 
 
 def other_release(name: object, meta: Mapping[str, Any]) -> CheckpointError:
-    """Return the error of a run that another release began, with which this one cannot go on.
-
-    Parameters
-    ----------
-    name : path
-        The checkpoint, or the folder of the run.
-    meta : mapping
-        What it says of itself; ``fedkern_flwr`` is the release that wrote it.
-    """
+    """Return the error for a checkpoint of another release, which ``meta`` names."""
     release = f"fedkern-flwr {meta.get('fedkern_flwr', '0.1')}"
     return CheckpointError(
         f"{name} was written by {release}, this is {__version__}",
@@ -337,8 +301,8 @@ def _read_arrays(
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Read an archive of ``size`` bytes.
 
-    Ours are not compressed. One whose parts claim to be more than the whole is not read: a
-    thousand times as much may come of a compressed one, and more of parts that share their bytes.
+    Ours are not compressed. An archive with parts larger than the whole is refused: a compressed
+    one, or parts that share bytes, could fill the memory.
     """
     try:
         with np.load(source, allow_pickle=False) as data:

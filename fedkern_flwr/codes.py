@@ -1,4 +1,4 @@
-"""What error codes mean: the registry, and the page of troubleshooting that is made from it.
+"""Look up error codes, and print the troubleshooting page made from them.
 
 ``python -m fedkern_flwr.codes`` prints the page.
 """
@@ -13,22 +13,14 @@ from .options import AUDIT, REMOVED
 
 
 class Cause(NamedTuple):
-    """What an error code means.
-
-    Attributes
-    ----------
-    cause : str
-        What happened.
-    remedy : str
-        What to do.
-    """
+    """Cause and remedy of an error code."""
 
     cause: str
     remedy: str
 
 
 def known_codes() -> Mapping[str, Mapping[str, Cause]]:
-    """Return topic -> code -> cause and remedy, of all errors of the suite."""
+    """Return topic -> code -> cause and remedy, for all errors."""
     found = {
         topic: {code: Cause(*told) for code, told in rows.items()}
         for topic, rows in read_codes().items()
@@ -59,7 +51,6 @@ This page is made from `fedkern_flwr/codes.toml`.
 
 
 def page() -> str:
-    """Return the page of troubleshooting, in Markdown."""
     lines = [_HEAD]
     for topic, rows in known_codes().items():
         lines += [f"## {topic}", "", "| code | what happened | what to do |", "|---|---|---|"]

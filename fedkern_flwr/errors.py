@@ -1,7 +1,7 @@
-"""The errors of the suite: few, and each says who, where and what to do.
+"""Define the errors of the suite: each says who, where and what to do.
 
-Every error that a user may meet is a :class:`FedKernError`. The command line prints its text as
-one line and leaves with :attr:`FedKernError.exit_code`.
+The command line prints a :class:`FedKernError` as one line and exits with its
+:attr:`FedKernError.exit_code`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _QUOTED = re.compile(r" \[(FK-[A-Z0-9-]+)\]$")
 
 
 def quoted_code(text: str) -> tuple[str, str]:
-    """Return the text of an error without the code at its end, and the code; empty without one."""
+    """Split an error text into text and code; the code is "" if there is none."""
     quoted = _QUOTED.search(text)
     return (text, "") if quoted is None else (text[: quoted.start()], quoted[1])
 
 
 def read_codes() -> dict[str, dict[str, list[str]]]:
-    """Return topic -> code -> cause and remedy, as ``codes.toml`` has them."""
+    """Return topic -> code -> cause and remedy, from ``codes.toml``."""
     import tomllib  # a command without an error needs neither
     from importlib.resources import files
 
@@ -33,7 +33,6 @@ def read_codes() -> dict[str, dict[str, list[str]]]:
 
 @cache
 def _remedies() -> dict[str, str]:
-    """Return code -> what to do, as a line ends with it."""
     told = {code: remedy for rows in read_codes().values() for code, (_, remedy) in rows.items()}
     return {code: f"{text[:1].lower()}{text[1:].rstrip('.')}" for code, text in told.items()}
 
@@ -44,17 +43,16 @@ class FedKernError(Exception):
     Parameters
     ----------
     problem : str
-        What is wrong, in a sentence without a full stop.
+        What is wrong, without a full stop.
     remedy : str, optional
-        What the reader can do about it, by default what ``codes.toml`` says of the code.
+        What the reader can do. Default: the remedy of the code in ``codes.toml``.
     party : str (default: "")
         The party concerned, such as ``"partition 3"`` or ``"server"``.
     phase : str (default: "")
-        The phase of the protocol in which it happened.
+        Phase of the protocol.
     code : str (default: "")
-        What stays when the sentence is mended, such as ``FK-ROWS-FEW``: the end of the line, in
-        brackets. ``codes.toml`` has cause and remedy of each. By default that of an error which
-        ``problem`` quotes at its end.
+        Stable code, such as ``FK-ROWS-FEW``, in brackets at the end of the text; texts may change.
+        Default: the code at the end of ``problem``.
     """
 
     #: Exit code of the command line: 2 for bad input, 1 for a run that fails later.
@@ -84,7 +82,7 @@ class FedKernError(Exception):
         super().__init__(self._text())
 
     def name(self, party: str) -> None:
-        """Say which party it concerns, unless it does."""
+        """Add the party's name, unless there is one."""
         if not self.party:
             self.party = party
             self.args = (self._text(),)
@@ -98,7 +96,7 @@ class FedKernError(Exception):
 
 
 class OptionError(FedKernError):
-    """An option has a value that cannot work; raised before anything is sent."""
+    """An option has a value that cannot work; found before anything is sent."""
 
     exit_code = 2
 
@@ -110,11 +108,11 @@ class TableError(FedKernError):
 
 
 class ColumnError(TableError):
-    """A column is not there. The remedy lists those that are: of a file without header, a row."""
+    """A column is missing. The remedy lists the columns: cells, for a file without header."""
 
 
 class ProtocolError(FedKernError):
-    """A message breaks the contract of the two sides: wrong shape, dtype, version or step."""
+    """A message breaks the protocol: wrong shape, dtype, version or step."""
 
 
 class RefusedError(ProtocolError):
@@ -130,21 +128,21 @@ REFUSED = "refused by the node"
 def refusal(
     rule: str, party: str = "", remedy: str | None = None, *, code: str = ""
 ) -> RefusedError:
-    """Return the error with which a node refuses: it names the rule and quotes no data.
+    """Return a node's refusal, which names the rule and quotes no data.
 
-    The client names its party before the error leaves the node.
+    The client adds its party before the error is sent.
     """
     return RefusedError(f"{REFUSED}: {rule}", remedy=remedy, party=party, code=code)
 
 
 class StateError(ProtocolError):
-    """Something that a node should remember is gone; what it was made of must be sent again."""
+    """A node has lost its state; it must get again what that was made of."""
 
     free = True
 
 
 class StreamError(FedKernError):
-    """A stream has too few new rows for a message yet, or none will come."""
+    """A stream has too few new rows for a message now, or has ended."""
 
     free = True
 
@@ -154,46 +152,42 @@ class SumError(FedKernError):
 
 
 class ClientError(FedKernError):
-    """Client code raised; only the class of its exception leaves the node, never its text."""
+    """Client code raised; only the class of its exception is sent, never its text."""
 
 
 class CohortError(FedKernError):
-    """Too few parties: at the start, or left after failures."""
+    """Too few parties, at the start or after failures."""
 
 
 class SmallCohortError(CohortError):
-    """Fewer parties than a secure sum needs, found before anything is sent."""
+    """Fewer parties than a secure sum needs; found before anything is sent."""
 
     exit_code = 2
 
 
 class PartitionError(CohortError):
-    """Partition ids of the nodes' configurations clash or leave gaps."""
+    """Partition ids of the nodes are duplicate or incomplete."""
 
     exit_code = 2
 
 
 class EngineError(FedKernError):
-    """The engine that carries the messages broke down (a dead Ray actor, no free port, ...)."""
+    """The engine that carries the messages failed (a dead Ray actor, no free port, ...)."""
 
 
 class CheckpointError(FedKernError):
-    """A checkpoint is missing, damaged or belongs to another run."""
+    """A checkpoint is missing, damaged or from another run."""
 
     exit_code = 2
     free = True
 
 
 def log_in_one_line() -> None:
-    """Have Flower log an error of ours that ends an app as its line, without a traceback.
-
-    Flower goes on to end the run as failed. A rehearsal in process has the traceback.
-    """
+    """Let Flower log a FedKernError that ends an app as one line, without a traceback."""
     logging.getLogger("flwr").addFilter(_one_line)
 
 
 def _one_line(record: logging.LogRecord) -> bool:
-    """Take the traceback from a record about an error of ours; leave it out if it was told."""
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, FedKernError):
         return True

@@ -1,10 +1,10 @@
-"""What an exchange sums, declared once: the server orders it, each node compares, both read it.
+"""Declare the sums of an exchange once, for server and nodes.
 
-A request of a method says with ``sum_specs(facts)`` which secure sums it asks for. The facts are
-what is public about a run: sizes, options, rows that the parties signed. The strategy makes them of
-what the nodes described, and orders the sums. A node makes them of its own table, its own options
-and the signed rows, and refuses an order that differs: see :func:`fedkern_flwr.guard.check_order`.
-A bound that was taken from the order would be a question about the data: whether a vector fits.
+A request of a method declares its secure sums by ``sum_specs(facts)``. The facts are public: sizes,
+options, signed row counts. The strategy takes them from the nodes' descriptions, and requests the
+sums. A node takes them from its table, its options and the signed row counts. It refuses a request
+that differs (:func:`fedkern_flwr.guard.check_order`): with a bound from the server, a refusal would
+reveal whether a vector fits.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ SERVER = -1
 def one_party(partition: int) -> int:
     """Return the receiver that a request names, which must be a party.
 
-    The server opens what has no party as receiver: its word must not make it one party's values.
-
-    Raises
-    ------
-    RefusedError
+    A sum without a party as receiver is opened by the server.
     """
     if partition < 0:
         raise refusal("a sum of one party's would be the server's", code="FK-ORDER-TERMS")
@@ -36,50 +32,45 @@ def one_party(partition: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SumSpec:
-    """A secure sum that rides on a message of a method.
+    """A secure sum in a method's message.
 
     Attributes
     ----------
-    name : str
-        Under which the clients contribute.
     encoding : Encoding
         Ring, kind of numbers and public bound.
     length : int, optional
-        Numbers of each client. A node leaves it out where it follows from nothing that it knows.
+        Numbers of each client. None if a node cannot know it.
     receiver : int (default: SERVER)
         The partition that alone can open the sum.
     self_masks : bool (default: False)
-        Whether a sum can be opened when parties drop out, which takes an exchange more. Without
-        them the whole cohort must contribute, and the sum opens by itself.
+        Whether the sum can be opened if parties drop out, with one more exchange. Otherwise the
+        whole cohort must contribute, and the sum needs no unmasking.
     everybody : bool (default: False)
-        Whether all sums of the run are over one and the same cohort.
+        Whether all sums of the run are over the same cohort.
     wider : bool (default: False)
-        Whether the bound may be larger than the node's: where it follows from the ranges of other
-        parties too. A larger bound makes the sum coarser and asks nothing, as long as all parties
-        are told the same one and the sum is not repeated with another, which parties of secure
-        sums see to.
+        Whether the bound may exceed the node's, because it depends on other parties' ranges too.
+        This reveals nothing, because all parties get the same bound, and it does not change.
     rings : tuple of int
-        Other sizes of the ring that are right as well.
+        Other allowed sizes of the ring.
     release : Release, optional
-        The noise that each party adds, and what it costs of the run's budget.
+        Noise of each party, and its cost.
     held_out : bool (default: False)
-        Of a release: whether it is about held-out rows.
+        Whether the release is about held-out rows.
     rows : (int, int), optional
-        Of a release: which rows it is about, see :class:`~fedkern_flwr.guard.opened.Charge`.
+        Rows of the release, see :class:`~fedkern_flwr.guard.opened.Charge`.
     products : int (default: 0)
-        Columns of which it has the products: nodes ask for two hidden rows for each.
+        Number of columns, if products of columns are summed: nodes require two hidden rows for
+        each.
     nobodys : bool (default: False)
-        Whether it is about no rows: then it needs no noise.
+        Whether the sum is data-independent, and so needs no noise.
     cohort : int (default: 0)
-        Of the server: whose vectors are summed.
+        At the server: number of the cohort.
     bound : bool (default: False)
-        Of the server: whether only those who were asked the same can contribute, see
-        :func:`fedkern_flwr.wire.sums.bind`.
+        At the server: whether only parties with the same request can contribute.
     unfit : callable, optional
-        Of the server, where it asks until there are ``enough``: who contributed -> why the sum must
-        not be opened, empty if it may be.
+        At the server: contributors -> why the sum must not be opened, or "".
     label : str
-        Of the server: under which the total comes, by default the name.
+        At the server: key of the total. Default: the name.
     """
 
     name: str
@@ -102,10 +93,8 @@ class SumSpec:
 
     @property
     def key(self) -> str:
-        """Under which the total comes."""
         return self.label or self.name
 
     @property
     def noise(self) -> NoisySum:
-        """What each party adds."""
         return NoisySum() if self.release is None else self.release.noise

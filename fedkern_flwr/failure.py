@@ -1,4 +1,4 @@
-"""Why a node did not answer: what of it the server may know, log and show."""
+"""Describe why a node did not answer, as far as the server may know it."""
 
 from __future__ import annotations
 
@@ -45,16 +45,17 @@ class Failure:
     Attributes
     ----------
     kind : {"raised", "timed out", "unreachable", "invalid reply"}
+        Kind of failure.
     detail : str
-        The class of the client's exception, or the text of our own error, as one plain line. Never
-        the text of a foreign exception: it may quote data.
+        Class of the client's exception, or the text of a FedKernError, in one line. Never the text
+        of another exception: it may quote data.
     """
 
     kind: Literal["raised", "timed out", "unreachable", "invalid reply"]
     detail: str = ""
 
     def __post_init__(self) -> None:
-        """Keep nothing of a node's text that a log or a terminal would obey, and its code."""
+        """Remove what a terminal would obey from a node's text, but keep its code."""
         line, (_, code) = plain_line(self.detail), quoted_code(self.detail.rstrip())
         if code and len(code) <= _LONGEST_CODE and not line.endswith(f"[{code}]"):
             line = f"{plain_line(self.detail, LONGEST - _LONGEST_CODE)} [{code}]"
@@ -65,22 +66,17 @@ class Failure:
 
     @property
     def told(self) -> str:
-        """The text of the client's own error, without its class; empty where there is none."""
+        """Text of the client's FedKernError, without its class; "" if there is none."""
         return self.detail.partition(": ")[2] if self.kind == "raised" else ""
 
     @classmethod
     def invalid(cls, error: FedKernError) -> Failure:
-        """Return that of a reply in which an error of ours was found: what is wrong, its code."""
+        """Return the failure of an invalid reply."""
         code = f" [{error.code}]" if error.code else ""
         return cls("invalid reply", f"{error.problem}{code}")
 
     def raise_foreign(self, method: str, phase: str) -> None:
-        """Raise that the node serves the client of another method, if that is what it said.
-
-        Raises
-        ------
-        ProtocolError
-        """
+        """Raise ProtocolError if the node serves another method's client."""
         if found := _FOREIGN.search(self.detail):
             raise ProtocolError(
                 f"{found[1]} is no client of {method}",
@@ -90,12 +86,7 @@ class Failure:
             )
 
     def raise_final(self, phase: str, party: str = "") -> None:
-        """Raise what the node said, if another attempt would be no use.
-
-        Raises
-        ------
-        ProtocolError, ClientError
-        """
+        """Raise the node's error, if a retry is useless."""
         if self.kind == "raised" and self.detail.endswith("MemoryError"):
             raise ClientError(
                 "there is not enough memory for what is asked",
@@ -109,7 +100,7 @@ class Failure:
 
 
 def read_error(reply: Message, phase: str) -> Failure:
-    """Read the error that came in place of a reply.
+    """Read the error that came instead of a reply.
 
     Raises
     ------
@@ -145,17 +136,17 @@ def read_error(reply: Message, phase: str) -> Failure:
 
 
 def mark_error(text: str) -> str:
-    """Mark the text of an error that leaves a client as safe to be shown by the server."""
+    """Mark a client's error text as safe for the server to show."""
     return text if text.startswith(_MARK) else f"{_MARK}{text}"
 
 
 def describe_unanswered(problem: str, code: str) -> str:
-    """Return the reason of the error that a node sends in place of the reply of its client."""
+    """Return the error text that a node sends instead of its client's reply."""
     return mark_error(f"EngineError: {EngineError(problem, remedy='', code=code)}")
 
 
 def count_failures(failures: Mapping[int, Failure] | None) -> str:
-    """Return failures by reason in brackets, to be added to a sentence."""
+    """Return failures by reason in brackets, for the end of a sentence."""
     kinds = Counter(str(failure) for failure in (failures or {}).values())
     why = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     return f" ({why})" if why else ""

@@ -1,4 +1,4 @@
-"""Models that are whole: what predicts new rows in one place, without nodes and exchanges."""
+"""Predict new rows with a whole model in one place, without nodes."""
 
 from __future__ import annotations
 
@@ -49,25 +49,24 @@ _FRAMES = ("__arrow_c_stream__", "__dataframe__")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FittedModel:
-    """A model that predicts new rows where it is: no nodes, no exchanges, no training table.
+    """A model that predicts new rows without nodes or a training table.
 
-    That of a simulated run holds what its parties have and a server does not: landmarks or
-    directions, of Secure Gram rows to learn from, and ranks and categories of columns. Its file is
-    for this user's eyes only and is to be kept like the training table.
+    The model of a simulated run has parts that a server lacks: landmarks or directions, training
+    rows for Secure Gram, and ranks and categories of columns. Its file is private: keep it like the
+    training table.
 
     Rows are a table of :func:`fedkern_flwr.tables.load_table`, a data frame of pandas, polars or
-    pyarrow, or a file, all with the columns of the training table by name, in any order and perhaps
-    with others; or a list of several, one of each party, or a mapping of them by names; or an array
-    of the training table's features in their order, where all are numbers.
+    pyarrow, or a file, with the model's columns by name in any order. A list or mapping of several
+    has one table of each party. If all features are numbers, rows may be an array.
 
     Parameters
     ----------
     method : str
         Name of the method.
     arrays : mapping
-        Arrays that the outputs are computed from.
+        Arrays of the model.
     meta : mapping
-        What else belongs to the model, as JSON.
+        All else, as JSON.
     """
 
     method: str
@@ -83,13 +82,12 @@ class FittedModel:
         meta: Meta,
         classes: Sequence[Any] | int,
     ) -> FittedModel:
-        """Return a model of which a server has all: of features and labels as nodes hold them."""
+        """Return a model from the server's part, for features and labels as nodes have them."""
         named = list(range(classes) if isinstance(classes, int) else classes)
         table = {"classes": named, "y_middle": 0.0, "y_half_range": 1.0}
         return cls(method, arrays, {**meta, "form": form, "table": table})
 
     def __repr__(self) -> str:
-        """Return the method, its classes and its columns."""
         names, encoder = self.class_names, self.encoder
         told = [f"classes {listing(names)}"] if names else ["numbers"] * (not self.components)
         told += [f"columns {listing(encoder.kinds)}"] if encoder is not None else []
@@ -98,7 +96,7 @@ class FittedModel:
     # -- files
 
     def save(self, path: str | Path) -> None:
-        """Save it to a file (``.npz``) for this user's eyes only, for :func:`load_model`."""
+        """Save it to a private ``.npz`` file for :func:`load_model`."""
         meta = {**self.meta, "method": self.method}
         model_file.save_model(path, self.method, self.arrays, meta)
 
@@ -106,7 +104,7 @@ class FittedModel:
 
     @property
     def classes_(self) -> NDArray[Any] | None:
-        """The classes: names if the label was text, else numbers; None of a regression."""
+        """The classes: names of a text label, otherwise numbers; None for a regression."""
         names: list[Any] = self.class_names
         if not names:
             return None
@@ -114,22 +112,22 @@ class FittedModel:
 
     @property
     def class_names(self) -> list[str]:
-        """Names of the classes, as files of predictions have them; none of a regression."""
+        """Names of the classes, as in files of predictions; empty for a regression."""
         table = self.meta["table"]
         return list(table.get("class_names") or name_classes(table["classes"])[0])
 
     @property
     def clients(self) -> int:
-        """Number of clients that have weights of their own; 0 where there are none."""
+        """Number of clients with personal weights, or 0."""
         return len(self.arrays["weights"]) if self.meta.get("personal") else 0
 
     def of_client(self, number: int) -> FittedModel:
-        """Return the model of one client of an online method; by default the mean predicts.
+        """Return the model of one client of an online method. Default: the mean predicts.
 
         Raises
         ------
         OptionError
-            There is no such client, or clients have no weights of their own.
+            There is no such client, or clients have no personal weights.
         """
         if not 0 <= number < self.clients:
             raise OptionError(
@@ -142,7 +140,7 @@ class FittedModel:
 
     @property
     def calibration(self) -> Calibration | None:
-        """What turns outputs into probabilities or intervals, if held-out rows calibrated it."""
+        """Calibration on held-out rows, or None."""
         classes = self.classes_
         outputs = len(classes) if classes is not None and len(classes) > 2 else 1
         return Calibration.read(self.meta.get("calibration") or (), outputs)
@@ -151,7 +149,7 @@ class FittedModel:
 
     @property
     def encoder(self) -> Encoder | None:
-        """The encoder of the columns; None where nodes bring features as the model takes them."""
+        """The encoder of the columns; None if nodes provide features."""
         found = self.meta["table"].get("encoder")
         return None if found is None else Encoder.from_dict(found)
 
@@ -163,29 +161,29 @@ class FittedModel:
         Parameters
         ----------
         rows : path, data frame, array, or a sequence or mapping of several paths or frames
-            Cells may be missing; a label column is ignored. Of several, each a party's, those with
-            the columns of the first have rows of their own, the others further columns of these.
-            Rows that are not in all of them are left out, with a note.
+            Cells may be missing; a label column is ignored. Of several tables, one for each party,
+            those with the columns of the first have further rows, others further columns. Rows that
+            are not in all tables are dropped, with a note.
         id_column : str or None
-            Column of the rows' names, of files or data frames; by default that of the run's table,
-            of a single file or frame only if it is there.
+            Column of row names. Default: that of the training table, if it exists.
         strict : bool (default: False)
-            Whether rows that are not in all of several tables are refused.
+            Whether to refuse rows that are not in all tables.
         **dialect
-            How a file is written, see :func:`fedkern_flwr.tables.load_table`; what was said of the
-            run's table by default.
+            Format of a file, see :func:`fedkern_flwr.tables.load_table`. Default: that of the
+            training table.
 
         Returns
         -------
         Table
-            Its ``ids`` are the names of the rows, its ``notes`` say what is unlike the run's table.
+            Its ``ids`` are the names of the rows; its ``notes`` list differences to the training
+            table.
 
         Raises
         ------
         TableError
-            They cannot be read, or an array cannot hold the columns.
+            The rows cannot be read, or an array cannot have the columns.
         OptionError
-            Nothing tells which rows of several tables belong together.
+            Rows of several tables cannot be matched.
         CheckpointError
             The model has no encoder of columns.
         """
@@ -197,12 +195,12 @@ class FittedModel:
         return read_rows(rows, encoder, self.meta, id_column, dialect, strict=strict)
 
     def features(self, rows: Any) -> Floats:
-        """Return what the model takes of rows, shape (n, d); NaN where a cell is missing.
+        """Return the model's inputs for rows, shape (n, d); NaN for a missing cell.
 
         Raises
         ------
         TableError
-            They lack a column of the model, or cannot be read.
+            A column is missing, or rows cannot be read.
         """
         encoder = self.encoder
         if encoder is None:
@@ -225,12 +223,10 @@ class FittedModel:
         return np.asarray((held if needed is None else held[:, needed]).all(axis=1))
 
     def outputs_of(self, x: Floats) -> tuple[Floats, Floats]:
-        """Return outputs and deviations of complete rows of :meth:`features`.
+        """Return outputs and standard deviations of complete rows of :meth:`features`.
 
-        Returns
-        -------
-        (ndarray, ndarray), shapes (n, k) and (n, 0 or k)
-            In units of the label; of classes the sign of the one output, or the largest, decides.
+        Shapes are (n, k) and (n, 0 or k), in units of the label. For classes the sign of a single
+        output, or the largest output, decides.
         """
         table, starts = self.meta["table"], range(0, max(1, len(x)), _CHUNK)
         parts = [with_deviations(self.arrays, self.meta, x[k : k + _CHUNK]) for k in starts]
@@ -248,7 +244,7 @@ class FittedModel:
         Raises
         ------
         TableError
-            Rows lack a column or a cell that the model needs.
+            A needed column or cell is missing.
         """
         x = self.features(rows)
         lacking = int((~self.complete(x)).sum())
@@ -261,7 +257,7 @@ class FittedModel:
 
     @property
     def components(self) -> int:
-        """Number of principal components, of a model without labels; 0 of others."""
+        """Number of principal components; 0 for other models."""
         return len(self.arrays["components"]) if self.meta["form"] == "components" else 0
 
     def transform(self, rows: Any) -> Floats:
@@ -270,9 +266,9 @@ class FittedModel:
         Raises
         ------
         TableError
-            Rows lack a column or a cell that the model needs.
+            A needed column or cell is missing.
         OptionError
-            The model is one of labels.
+            The model predicts labels.
         """
         if not self.components:
             raise OptionError(
@@ -286,7 +282,7 @@ class FittedModel:
         Raises
         ------
         TableError
-            Rows lack a column or a cell that the model needs.
+            A needed column or cell is missing.
         OptionError
             The model has no labels.
         """
@@ -305,14 +301,14 @@ class FittedModel:
         Raises
         ------
         TableError
-            Rows lack a column or a cell that the model needs.
+            A needed column or cell is missing.
         OptionError
-            The model predicts numbers, or no held-out rows calibrated it.
+            The model predicts numbers, or was not calibrated on held-out rows.
         """
         return self._calibrated("probabilities", classes=True).probabilities(self.outputs(rows))
 
     def predict_set(self, rows: Any) -> NDArray[np.bool_]:
-        """Return which classes a row may have at the model's level, shape (n, classes).
+        """Return the conformal set of each row at the model's level, shape (n, classes).
 
         Raises
         ------
@@ -322,14 +318,14 @@ class FittedModel:
         return self._calibrated("sets of classes", classes=True).sets(self.outputs(rows))
 
     def predict_interval(self, rows: Any) -> Floats:
-        """Return where the number of a row lies at the model's level, shape (n, 2).
+        """Return the prediction interval of each row at the model's level, shape (n, 2).
 
         Raises
         ------
         TableError
-            Rows lack a column or a cell that the model needs.
+            A needed column or cell is missing.
         OptionError
-            The model tells classes, or no held-out rows calibrated it.
+            The model predicts classes, or was not calibrated on held-out rows.
         """
         calibration, found = self._calibrated("intervals", classes=False), self.outputs(rows)[:, :1]
         width = calibration.widths[0] * float(self.meta["table"]["y_half_range"])
@@ -355,12 +351,12 @@ def load_model(path: str | Path) -> FittedModel:
     Parameters
     ----------
     path : path
-        Folder of a run, or a file that :meth:`FittedModel.save` wrote.
+        Folder of a run, or a file of :meth:`FittedModel.save`.
 
     Raises
     ------
     CheckpointError
-        There is none, or it is damaged, or a newer release wrote it.
+        It is missing, damaged, or from a newer release.
     """
     place = Path(path)
     if place.is_dir():
@@ -391,12 +387,7 @@ def read_rows(
     *,
     strict: bool,
 ) -> Table:
-    """Return rows as a table with the columns of a model; see ``FittedModel.read``.
-
-    Raises
-    ------
-    TableError, OptionError
-    """
+    """Return rows as a table with the columns of a model; see ``FittedModel.read``."""
     kinds, notes, several = encoder.kinds, list[str](), _several(rows)
     how: dict[str, Any] = {key: dialect.get(key) or meta.get(key) for key in DIALECT}
     how = {key: value for key, value in how.items() if value}
@@ -447,13 +438,7 @@ def read_rows(
 
 
 def array_of(rows: Any, columns: int) -> NDArray[np.float64]:
-    """Return rows of numbers, shape (n, columns).
-
-    Raises
-    ------
-    TableError
-        They are something else.
-    """
+    """Return rows of numbers, shape (n, columns); TableError for anything else."""
     try:
         x = np.asarray(rows, np.float64)
     except (TypeError, ValueError):
@@ -468,7 +453,6 @@ def array_of(rows: Any, columns: int) -> NDArray[np.float64]:
 
 
 def _several(rows: Any) -> bool:
-    """Tell whether rows are tables of several parties, in a mapping or a sequence."""
     if isinstance(rows, (list, tuple)):
         return any(
             isinstance(one, (str, Path)) or any(hasattr(one, name) for name in _FRAMES)
@@ -483,9 +467,9 @@ def _several(rows: Any) -> bool:
 
 
 def landmark_kernel(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
-    """Return the kernel of FedCG between rows and landmarks, shape (n, m).
+    """Return FedCG's kernel between rows and landmarks, shape (n, m).
 
-    A block that a row lacks is neutral: it adds no distance.
+    A block that a row lacks adds no distance.
     """
     distances = np.zeros((len(x), len(arrays["landmarks"])))
     for block in meta["blocks"]:
@@ -496,12 +480,12 @@ def landmark_kernel(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
 
 
 def of_landmarks(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
-    """Return outputs of FedCG; numbers are within the bound of the labels, as at hospitals."""
+    """Return outputs of FedCG; numbers are clipped to the labels' bound, as at hospitals."""
     return _within(meta, landmark_kernel(arrays, meta, x) @ arrays["coefficients"])
 
 
 def of_features(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
-    """Return outputs of FedCG on Fourier features; numbers are within the bound of the labels."""
+    """Return outputs of FedCG on Fourier features, clipped likewise."""
     phases = x @ arrays["directions"].T + arrays["offsets"]
     return _within(meta, fourier.features(phases) @ arrays["coefficients"])
 
@@ -512,10 +496,7 @@ def _within(meta: Meta, outputs: Floats) -> Floats:
 
 
 def with_deviations(arrays: Arrays, meta: Meta, x: Floats) -> tuple[Floats, Floats]:
-    """Return outputs, and the deviations of Bayesian ridge, shape (n, k).
-
-    The latter without columns if FedCG kept none.
-    """
+    """Return outputs, and standard deviations of Bayesian ridge, shape (n, k) or (n, 0)."""
     form = FORMS[meta["form"]]
     if "factor" not in arrays or not len(meta["noise"]):
         return form(arrays, meta, x), np.zeros((len(x), 0))
@@ -544,12 +525,12 @@ def of_directions(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
 
 
 def of_instances(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
-    """Return outputs of a machine on a kernel of Secure Gram, of instances that support it.
+    """Return outputs of Secure Gram from its support instances.
 
     Raises
     ------
     TableError
-        A row has values that the parties of the run could not have summed.
+        Values of a row exceed those that the parties could have summed.
     """
     bits, bound = meta["fraction_bits"], meta["bound"]
     x = x[:, meta["used"]]
@@ -564,9 +545,9 @@ def of_instances(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
 
 
 def votes(pairs: Floats, classes: int) -> Floats:
-    """Return one output per class from those of all pairs of classes, as scikit-learn does.
+    """Return one output per class from those of all pairs of classes, as in scikit-learn.
 
-    Each pair votes for one of the two; what the outputs add up to decides among equal votes.
+    Each pair votes for one class; the sums of outputs break ties.
     """
     first, second = np.triu_indices(classes, 1)
     sums, count = np.zeros((2, len(pairs), classes))
@@ -579,20 +560,17 @@ def votes(pairs: Floats, classes: int) -> Floats:
 
 
 def _features(arrays: Arrays, meta: Meta, x: Floats) -> NDArray[Any]:
-    """Return the features of rows for all kernels of a dictionary, shape (n, N, 2 D)."""
     bandwidths = arrays["bandwidths"].astype("<f8").tobytes()
     numbers = meta["features"], meta["seed"], meta["precision"], meta["frequency_draw"]
     return feature_map(bandwidths, x.shape[1], *numbers)(x)
 
 
 def of_dictionary(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
-    """Return outputs of an online method: the mean over clients with weights of their own."""
     kernels = np.vecdot(_features(arrays, meta, x), arrays["theta"].astype(meta["precision"]))
     return np.asarray((kernels @ arrays["weights"].T).mean(axis=1, keepdims=True) + meta["centre"])
 
 
 def of_ridges(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
-    """Return outputs of POF-RLS: the mean over clients with mixtures of their own."""
     widths, centre = arrays["bandwidths"].astype("<f8").tobytes(), meta["centre"]
     rows = all_rows(x, widths, meta["features"], meta["seed"])
     found = (rows @ arrays["weights"].T).clip(-centre, 1.0 - centre)
@@ -600,20 +578,17 @@ def of_ridges(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
 
 
 def of_lone_dictionaries(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
-    """Return outputs of local only: the mean over clients, each with parameters of its own."""
     found = _features(arrays, meta, x).reshape(len(x), -1) @ arrays["weights"].T
     return np.asarray(found.mean(axis=1, keepdims=True) + meta["centre"])
 
 
 def of_networks(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
-    """Return outputs of PerFedAvg: the mean over clients, each with its adapted network."""
     inputs = network.project(x, meta["layers"][0], meta["seed"])
     found = [network.predict(own, meta["layers"], inputs) for own in arrays["weights"]]
     return np.asarray(np.mean(found, axis=0)[:, None])
 
 
 def of_components(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
-    """Return projections of kernel PCA."""
     numbers = {name: meta[name] for name in ("bandwidth", "features", "seed")}
     return np.asarray((features_of(x, **numbers) - arrays["mean"]) @ arrays["components"].T)
 

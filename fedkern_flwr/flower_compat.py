@@ -1,7 +1,4 @@
-"""Every import from Flower that is not public API, in one place (checked on flwr 1.41).
-
-A future removal in Flower is mended here and nowhere else.
-"""
+"""Contain every import from Flower that is not public API (checked on flwr 1.41)."""
 
 from __future__ import annotations
 
@@ -43,37 +40,33 @@ warm = False
 
 
 def set_task_identity(run_id: int, node_id: int) -> None:
-    """Let this process create messages; ``flwr.app.Message`` refuses to without an identity."""
+    """Let this process create messages; ``flwr.app.Message`` requires an identity."""
     from flwr.supercore.task_identity import TaskIdentity
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, node_id, 1
 
 
 def set_telemetry(enabled: str) -> None:
-    """Switch Flower's telemetry on ("1") or off; it reads the environment on import only."""
+    """Switch Flower's telemetry on ("1") or off; Flower reads the environment on import only."""
     from flwr.supercore import telemetry
 
     telemetry.FLWR_TELEMETRY_ENABLED = enabled
 
 
 def empty_run(run_id: int) -> Any:
-    """Return the ``Run`` that a grid outside a SuperLink reports."""
     from flwr.supercore.run import Run
 
     return Run.create_empty(run_id=run_id)
 
 
 def is_simulated(grid: Any) -> bool:
-    """Tell whether a grid belongs to a simulation; any grid that is not known does not.
-
-    Our own grids say so; Flower's engine uses ``InMemoryGrid``, which is not public.
-    """
+    """Return whether a grid belongs to a simulation; False for unknown grids."""
     names = {cls.__name__ for cls in type(grid).__mro__}
     return bool(getattr(grid, "simulation", False)) or "InMemoryGrid" in names
 
 
 class _PatientClient:
-    """The client of a grid, which waits for what is on its way to the SuperLink."""
+    """Make a grid's client wait for replies that the SuperLink is still receiving."""
 
     def __init__(self, client: Any) -> None:
         self._client, self._turn = client, threading.Lock()
@@ -85,7 +78,7 @@ class _PatientClient:
         reply = self._client.PullObject(request)
         if not reply.object_found or reply.object_available:
             return reply
-        with self._turn:  # one is asked for at a time: they come together
+        with self._turn:  # poll for one at a time: parts arrive together
             for _ in range(_LOOKS):
                 reply = self._client.PullObject(request)
                 if not reply.object_found or reply.object_available:
@@ -95,9 +88,9 @@ class _PatientClient:
 
 
 def patient(grid: Any) -> Any:
-    """Return a grid that soon has a reply whose parts are on their way to the SuperLink.
+    """Return a grid that gets replies in parts soon; None for grids without a SuperLink.
 
-    Flower's own looks again after a second, two, four. None for grids without a SuperLink.
+    Flower's own grid retries after 1, 2, 4 seconds.
     """
     if type(grid).__name__ != "HttpGrid":
         return None
@@ -107,26 +100,25 @@ def patient(grid: Any) -> Any:
 
 
 def stamp_message(message: Message, *, message_id: str) -> None:
-    """Give a message the id that a SuperLink would give it."""
+    """Give a message an id, as a SuperLink does."""
     message.metadata.__dict__["_message_id"] = message_id
 
 
 def config_record(values: Mapping[str, Any]) -> ConfigRecord:
-    """Return a record of values of the right types, which Flower looks up anew for each value."""
+    """Return a record of values that have the right types; Flower would check each value."""
     record = ConfigRecord()
     record.__dict__["_data"].update(values)
     return record
 
 
 class _Held(dict[str, Any]):
-    """The values of a record, which are written when somebody looks at them."""
+    """The values of a record, computed on first access."""
 
     def __init__(self, held: Any, write: Callable[[], Mapping[str, Any]]) -> None:
         super().__init__()
         self.held, self._write = held, write
 
     def written(self) -> None:
-        """Write the values: from now on they are what counts."""
         if self.held is not None:
             self.update(self._write())
             self.held = None
@@ -152,18 +144,10 @@ for _name in ["get", "keys", "values", "items", "copy", "pop"]:
 
 
 def held_record(held: Any, write: Callable[[], Mapping[str, Any]]) -> ConfigRecord:
-    """Return a record that holds an object as it is until somebody looks at its values.
+    """Return a record that holds an object until its values (``write``) are accessed.
 
-    A node's state is packed and unpacked with every message; where the next message comes to the
-    same process, nobody need do it. Who holds an object changes it no more: :func:`held_in` hands
-    it out as it is.
-
-    Parameters
-    ----------
-    held : object
-        What is held.
-    write : callable
-        Returns the values of the record, which Flower moves, stores and shows.
+    A node's state is packed for every message. If the next message comes to the same process, this
+    can be skipped. Do not change a held object: :func:`held_in` returns it without a copy.
     """
     record = ConfigRecord()
     record.__dict__["_data"] = _Held(held, write)
@@ -171,13 +155,13 @@ def held_record(held: Any, write: Callable[[], Mapping[str, Any]]) -> ConfigReco
 
 
 def held_in(record: Any) -> Any:
-    """Return the object that a record holds; None where its values are written, or of no record."""
+    """Return the object that a record holds; None if its values were computed."""
     values = record.__dict__["_data"] if isinstance(record, ConfigRecord) else None
     return values.held if isinstance(values, _Held) else None
 
 
 def copy_message(message: Message) -> Message:
-    """Copy a message and its records, but not the values in them."""
+    """Copy a message and its records, but not their values."""
     if message.has_error():
         return message
     content = RecordDict({n: type(r)(dict(r)) for n, r in message.content.items()})  # type: ignore[arg-type]
@@ -187,7 +171,6 @@ def copy_message(message: Message) -> Message:
 
 
 def message_round_trip(message: Message) -> Message:
-    """Serialise a message with Flower's protobuf code and read it back."""
     from flwr.common.serde import message_from_proto, message_to_proto
 
     copy = message_from_proto(message_to_proto(message))
@@ -196,7 +179,7 @@ def message_round_trip(message: Message) -> Message:
 
 
 def pack_context(context: Context) -> bytes:
-    """Return a node's state and whose it is as bytes: of its configuration the partition alone."""
+    """Return a node's state and identity as bytes, with the partition only of its configuration."""
     from flwr.common.serde import context_to_proto
 
     own = {k: v for k, v in context.node_config.items() if k == "partition-id"}
@@ -206,13 +189,7 @@ def pack_context(context: Context) -> bytes:
 
 
 def unpack_context(data: bytes) -> Context:
-    """Rebuild a context from :func:`pack_context`.
-
-    Raises
-    ------
-    ValueError
-        The bytes are damaged.
-    """
+    """Rebuild a context from :func:`pack_context`; ValueError if damaged."""
     from flwr.common.serde import context_from_proto
     from flwr.proto.message_pb2 import Context as Packed
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -224,10 +201,9 @@ def unpack_context(data: bytes) -> Context:
 
 
 def installed_app() -> str:
-    """Return publisher, name, version and the hash's first digits of the app of this process.
+    """Return publisher, name, version and hash prefix of this process's app; "" in a simulation.
 
-    Flower tells a client no more of its app than the folder from which it was loaded. Empty where
-    none was, as in a simulation.
+    Flower reveals to a client only the folder of its app.
     """
     from flwr.common.constant import APP_DIR
     from flwr.supercore.utils import get_flwr_home
@@ -237,22 +213,22 @@ def installed_app() -> str:
 
 
 def quiet_flower(level: int = logging.WARNING) -> None:
-    """Set the level of Flower's own log, which otherwise reports every round."""
+    """Set the level of Flower's log, which otherwise reports every round."""
     logging.getLogger("flwr").setLevel(level)
 
 
 def time_the_log() -> None:
-    """Have Flower's log carry times, as it does by itself at the level DEBUG only."""
+    """Add times to Flower's log, as Flower does at level DEBUG only."""
     from flwr.supercore.logger import update_console_handler
 
     update_console_handler(timestamps=True)
 
 
-# -- a warm node: what Flower offers to whoever runs a SuperNode's tasks (isolation ``process``)
+# -- a warm node: what Flower offers to a process that runs a SuperNode's tasks
 
-#: What the SuperNode tells the process that keeps it, a word and a number on a line of its own: a
-#: message of this run comes, or a part of it; all of it is there, as this task; this task is over,
-#: since its run is; nothing is left of the message.
+#: What the SuperNode prints for the process that keeps it, a word and a number on a line: a message
+#: of this run, or a part of it, arrives; it is complete, as this task; this task ended with its
+#: run; the message was erased.
 COMES, THERE, STOPPED, DONE = "@comes", "@there", "@stopped", "@done"
 CONTENT_SECONDS = 60.0  # after which a message of which no further part comes is given up
 _SOON, _SHARE_OF_IDLE = 0.5, 0.05  # seconds to the next request at least; share of the idle time
@@ -274,7 +250,7 @@ _USED |= {f"time.{name}": "" for name in ("sleep", "monotonic")}
 
 
 class _EagerClock:
-    """The module ``time`` for a SuperNode's loop, with shorter sleeps while messages come."""
+    """Replace ``time`` in a SuperNode's loop: sleep less while messages arrive."""
 
     def __init__(self, clock: Any) -> None:
         self._clock, self._last = clock, clock.monotonic()
@@ -294,8 +270,6 @@ class _EagerClock:
 
 
 class _Instead:
-    """A node's state of which one method is another."""
-
     def __init__(self, state: Any, name: str, method: Callable[..., Any]) -> None:
         self._state = state
         setattr(self, name, method)
@@ -305,12 +279,11 @@ class _Instead:
 
 
 class _Exchanges:
-    """A SuperNode's loop in which every message ends with all that belongs to it.
+    """Run a SuperNode's loop so that each message is completed before the next.
 
-    Flower makes the task of a message before it pulls the parts of the message, leaves it behind
-    when the run is stopped meanwhile, and then takes any reply for that of the next message. Here a
-    task is made when its message is there as a whole, a reply goes to the message that it answers,
-    and a run that is stopped ends the wait for one. One message is under way at a time.
+    Flower creates a task before all parts of its message have arrived, keeps the message if the run
+    is stopped, and then takes any reply for that of the next message. Here a task is created for a
+    complete message, a reply belongs to its message, and a stopped run ends the wait.
     """
 
     def __init__(self, loop: Any, describe: Callable[[str, str], str], words: int) -> None:
@@ -324,7 +297,7 @@ class _Exchanges:
         loop._pull_and_store_message, loop._push_messages = self.pull, self.push
 
     def pull(self, *, state: Any, object_store: Any, **calls: Any) -> int | None:
-        """Take a message, and make its task once all parts of it are there."""
+        """Get a message, and create its task when all parts have arrived."""
         receive, pull_object = calls["receive"], calls["pull_object"]
         wanted: dict[str, Any] = {}
         came = self._clock.monotonic()
@@ -367,7 +340,6 @@ class _Exchanges:
         return run
 
     def push(self, *, state: Any, object_store: Any, **calls: Any) -> None:
-        """Wait for the reply and send it; forget what is left of the message."""
         try:
             if self._task is not None:
                 replies = [self._reply(state, object_store)]
@@ -381,15 +353,10 @@ class _Exchanges:
             self._clock.note_message()
 
     def _reply(self, state: Any, store: Any) -> Any:
-        """Wait for the reply, or make an error where the client has ended without one.
+        """Wait for the reply, or make an error if the client has ended without one.
 
-        The reply waits until the client has handed over its state as well, else the next message
-        would find the state of the one before, and could have the same answered in another way.
-
-        Raises
-        ------
-        RunNotRunningException
-            The run has been stopped.
+        The reply waits for the client's state too. Otherwise the next message would get the earlier
+        state, and could have the same request answered differently.
         """
         own, found, asked = self._message.metadata, None, self._clock.monotonic()
         while True:
@@ -409,7 +376,7 @@ class _Exchanges:
                     self._get_run(own.run_id)
 
     def _hear(self, state: Any) -> None:
-        """Wait a moment for what the keeper says: which processes have ended, by task, and why."""
+        """Read which processes have ended, by task, and why."""
         if not select.select([self._words], [], [], _GLANCE)[0]:
             return
         told = os.read(self._words, 1 << 16)  # all that a pipe holds: every line is whole
@@ -422,14 +389,13 @@ class _Exchanges:
                 self._why = why
 
     def _whole(self, reply: Message, store: Any) -> bool:
-        """Tell whether all parts of a reply are here; a process may end before it has sent them."""
+        """Return whether all parts of a reply are here; a process may end before sending them."""
         with suppress(Exception):  # they were given up
             tree = store.get_object_tree(reply.metadata.message_id)
             return all(store.get(o.object_id) for o in self._loop.iterate_object_tree(tree))
         return False
 
     def _fail(self, state: Any, store: Any, reason: str) -> None:
-        """Answer the message with an error."""
         error, own = Error(CLIENT_RAISED, reason), self._message.metadata.message_id
         state.store_message(self._message)  # else it is not known what answering it took
         state.record_message_processing_start(message_id=own)
@@ -443,23 +409,12 @@ class _Exchanges:
 
 
 def mend_supernode(loop: Any, describe: Callable[[str, str], str], words: int = 0) -> None:
-    """Make a SuperNode poll eagerly, and end with each message all that belongs to it.
+    """Make a SuperNode poll often, and complete each message before the next.
 
-    It asks for messages every 0.5 s while there are some, and every 3 s when idle. Flower has no
-    option for it. It was tried with 1.42.0 on real servers and with 1.41.0, whose files are the
-    same, in one process. Where something is missing that it uses, the SuperNode stays as Flower
-    makes it, and a warning says so.
-
-    Parameters
-    ----------
-    loop : module
-        ``flwr.supernode.start_client_internal``; its ``time``, ``_pull_and_store_message`` and
-        ``_push_messages`` are replaced.
-    describe : callable
-        Makes of a problem and its code the reason of an error that the server reads.
-    words : int (default: 0)
-        File descriptor: a line with a task, a space and such a reason says that the process that
-        answered it has ended.
+    It polls every 0.5 s while messages arrive, and every 3 s when idle; Flower has no option for
+    this. Tested with flwr 1.41.0 and 1.42.0. If Flower's code is not as expected, the SuperNode is
+    unchanged, with a warning. The file descriptor ``words`` has lines of a task, a space and an
+    error text, for each process that ended.
     """
     missing = [name for name, parameters in _USED.items() if not _has(loop, name, parameters)]
     if missing:
@@ -473,7 +428,6 @@ def mend_supernode(loop: Any, describe: Callable[[str, str], str], words: int = 
 
 
 def _has(loop: Any, name: str, parameters: str) -> bool:
-    """Tell whether a module has something, with parameters of these names."""
     for part in name.split("."):
         loop = getattr(loop, part, None)
     known = inspect.signature(loop).parameters if loop and parameters else ()
@@ -481,7 +435,7 @@ def _has(loop: Any, name: str, parameters: str) -> bool:
 
 
 def run_supernode(arguments: Sequence[str], describe: Callable[[str, str], str]) -> None:
-    """Be a SuperNode as ``flower-supernode`` is, but see :func:`mend_supernode`."""
+    """Run a SuperNode as ``flower-supernode`` does, with :func:`mend_supernode`."""
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
@@ -493,14 +447,8 @@ def run_supernode(arguments: Sequence[str], describe: Callable[[str, str], str])
 def answer_task(address: str, token: str, parent: int) -> None:
     """Answer the message of a task, as ``flwr-clientapp`` does; ends in ``SystemExit``.
 
-    Parameters
-    ----------
-    address : str
-        Of the SuperNode's runtime API, on this machine.
-    token : str
-        Of the task.
-    parent : int
-        Process that ends this one when it is gone.
+    ``address`` is that of the SuperNode's runtime API on this machine, ``token`` that of the task.
+    This process ends when the process ``parent`` does.
     """
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
@@ -508,14 +456,9 @@ def answer_task(address: str, token: str, parent: int) -> None:
 
 
 class TaskQueue:
-    """The tasks of a SuperNode, as Flower's SuperExec asks for them.
+    """Get the tasks of a SuperNode, as Flower's SuperExec does.
 
-    Parameters
-    ----------
-    address : str
-        Of the SuperNode's runtime API.
-    secret : bytes
-        What the SuperNode was given as ``--superexec-auth-secret-file``.
+    ``secret`` is the SuperNode's ``--superexec-auth-secret-file``.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
@@ -537,7 +480,7 @@ class TaskQueue:
         )
 
     def take(self) -> tuple[str, int, int] | None:
-        """Return the token, the run and the number of a task that waits, if there is one.
+        """Return token, run and number of a waiting task, or None.
 
         Raises
         ------
@@ -560,18 +503,13 @@ class TaskQueue:
 
 
 class Refused(Exception):
-    """A SuperLink refuses something, or does not answer; the text has Flower's reason."""
+    """A SuperLink refuses a call, or does not answer; the text has Flower's reason."""
 
 
 class Control:
-    """The control API of a SuperLink, for ``flwr supernode``, ``flwr run``, ``ls`` and ``log``.
+    """Use a SuperLink's control API, as ``flwr supernode``, ``run``, ``ls`` and ``log`` do.
 
-    Parameters
-    ----------
-    address : str
-        Of the SuperLink.
-    root_certificates : Path
-        Who signed its certificate.
+    ``root_certificates`` is the file of the authority that signed its certificate.
     """
 
     def __init__(self, address: str, root_certificates: Path) -> None:
@@ -586,7 +524,7 @@ class Control:
         )
 
     def register(self, public_key: Path) -> None:
-        """Register the key of a SuperNode, a file in OpenSSH's format."""
+        """Register the public key of a SuperNode, a file in OpenSSH's format."""
         from flwr.cli.supernode.register import try_load_public_key
         from flwr.proto.control_pb2 import RegisterNodeRequest
 
@@ -594,7 +532,6 @@ class Control:
         _called(lambda: self._client.RegisterNode(request))
 
     def online(self) -> int:
-        """Return how many SuperNodes are connected."""
         from flwr.proto.control_pb2 import ListNodesRequest
 
         found = _called(lambda: self._client.ListNodes(ListNodesRequest()))
@@ -628,13 +565,11 @@ class Control:
         return ":".join(part for part in (status.status, status.sub_status) if part)
 
     def stop(self, run_id: int) -> None:
-        """Stop a run."""
         from flwr.proto.control_pb2 import StopRunRequest
 
         _called(lambda: self._client.StopRun(StopRunRequest(run_id=run_id)))
 
     def log(self, run_id: int) -> str:
-        """Return what the server of a run has printed."""
         from flwr.proto.control_pb2 import StreamLogsRequest
 
         request = StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
@@ -642,12 +577,6 @@ class Control:
 
 
 def _called(call: Callable[[], Any]) -> Any:
-    """Return what a call to a SuperLink does.
-
-    Raises
-    ------
-    Refused
-    """
     import httpx
     from flwr.supercore.error import FlowerError
 
@@ -662,5 +591,4 @@ def _called(call: Callable[[], Any]) -> Any:
 
 
 def is_started_for_message() -> bool:
-    """Tell whether a stock SuperNode started this process, as it does for every message."""
     return not warm and "flwr.supernode.cli.flwr_clientapp" in sys.modules

@@ -1,18 +1,13 @@
-"""The frozen table of a deployed node: copies of its files that hold the rows of its freeze.
+"""Keep the frozen table of a deployed node: copies of its files with the rows of its freeze.
 
-A node answers from these copies, never from the files that its configuration names. When a run is
-first seen, the changes of the files that form whole blocks take effect, see
-:mod:`fedkern_flwr.guard.freeze`. All messages of a run read the same copies.
+A node answers from these copies, never from its configured files. When a run starts, changes of the
+files that form whole blocks are applied (:mod:`fedkern_flwr.guard.freeze`). All messages of a run
+read the same copies. ``state_dir/freeze-K/`` of partition K has:
 
-``state_dir/freeze-K/`` of partition K holds:
-
-* ``freeze.npz``: the freeze. It names the frozen table that belongs to it, so that a crash leaves
-  the old freeze with the old table, or the new freeze with the new table;
-* a folder per frozen table, named after a digest of its rows: ``data/`` and ``test-data/``
-  with a file each, of the same name, format and dialect as that of the node; ``rows.npz`` with the
-  number of each row in the freeze;
-
-The node's ledger has which frozen table each of the last runs reads.
+* ``freeze.npz``: the freeze, which names its frozen table. So a crash leaves the old freeze with
+  the old table, or the new freeze with the new table.
+* A folder per frozen table, named by a digest of its rows. ``data/`` and ``test-data/`` have a file
+  each, like the node's file; ``rows.npz`` has the number of each row in the freeze.
 """
 
 from __future__ import annotations
@@ -49,25 +44,14 @@ logger = logging.getLogger("fedkern_flwr")
 
 _KINDS = ("data", "test-data")
 _ROWS, _READ = "rows.npz", "frozen tables"  # in a folder, and in the ledger
-_MOST_RUNS = 32  # whose frozen tables are kept
+_MOST_RUNS = 32  # runs with frozen tables that are kept
 
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """Files of a node's table, as its configuration names them.
+    """Files of a node's table, from its configuration.
 
-    Attributes
-    ----------
-    data : Path
-        Rows to learn from.
-    test_data : Path or None
-        Rows that are held out.
-    id_column : str or None
-        The column of ids in both.
-    dialect : Dialect
-        How CSV files are written.
-    alignment_key : Path or None
-        The secret that the parties have in common: all of them hold out the same ids by it.
+    By the ``alignment_key``, a common secret of the parties, all hold out the same ids.
     """
 
     data: Path
@@ -78,7 +62,6 @@ class NodeFiles:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Read a node's configuration."""
         return cls(
             Path(str(config["data"])),
             Path(str(config["test-data"])) if "test-data" in config else None,
@@ -88,7 +71,7 @@ class NodeFiles:
         )
 
     def paths(self) -> Iterator[tuple[int, Path]]:
-        """Yield which file it is, 0 for ``data`` and 1 for ``test-data``, and its path."""
+        """Yield 0 for ``data``, 1 for ``test-data``, and the path."""
         for kind, path in enumerate((self.data, self.test_data)):
             if path is not None:
                 yield kind, path
@@ -96,20 +79,10 @@ class NodeFiles:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FrozenTable:
-    """A frozen table: files, and the number of each of their rows in the freeze.
+    """A frozen table: files, and the number of each row in the freeze.
 
-    Attributes
-    ----------
-    folder : Path
-        Where it is, named after a digest of its rows.
-    files : list of Path or None
-        Those of ``data`` and ``test-data``. The second is None where no row of it is in a block.
-    numbers : list of ndarray
-        The number of each row in the freeze, in the order of the file.
-    seps : list of str
-        What parts the columns of CSV files.
-    columns : list of list or None
-        Suffix and columns of each file; None where the node has none.
+    ``files`` are ``data`` and ``test-data``, None if no row of it is in a block; ``numbers`` are in
+    file order. ``columns`` has suffix and columns of each file.
     """
 
     folder: Path
@@ -119,14 +92,13 @@ class FrozenTable:
     columns: list[list[str] | None]
 
     def save(self) -> None:
-        """Write what :meth:`load` reads beside the files."""
+        """Write what :meth:`load` reads in addition to the files."""
         numbers = dict(zip(_KINDS, self.numbers, strict=True))
         names = ["" if path is None else path.name for path in self.files]
         meta = {"files": names, "seps": self.seps, "columns": self.columns}
         save_arrays(self.folder / _ROWS, numbers, meta)
 
     def read(self) -> list[RawTable | None]:
-        """Read the files."""
         both = zip(self.files, self.seps, strict=True)
         return [
             None if path is None else RawTable.read(path, Dialect(sep, header=True))
@@ -135,13 +107,7 @@ class FrozenTable:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read a frozen table.
-
-        Raises
-        ------
-        StateError
-            It is gone.
-        """
+        """Read a frozen table; StateError if it is missing."""
         try:
             arrays, meta = load_arrays(folder / _ROWS)
             named = zip(_KINDS, meta["files"], strict=True)
@@ -159,28 +125,15 @@ class FrozenTable:
 
     @property
     def name(self) -> str:
-        """Its name, for the state of a run."""
         return self.folder.name
 
     def frozen(self, data: NDArray[Any], test: NDArray[Any] | None) -> Places:
-        """Return the numbers in the freeze of a client's rows, by their places in the files."""
+        """Return the freeze numbers of a client's rows, from their places in the files."""
         held = np.zeros(0, np.int64) if test is None else self.numbers[1][test]
         return np.append(self.numbers[0][data], held)
 
 
 class FrozenFiles:
-    """The freeze of a node and its frozen tables.
-
-    Parameters
-    ----------
-    state_dir : Path
-        The node's own folder.
-    partition : int
-        Which node it is.
-    policy : NodePolicy
-        What its owner allows.
-    """
-
     def __init__(self, state_dir: Path, partition: int, policy: NodePolicy) -> None:
         self.state_dir, self.partition, self.policy = state_dir, partition, policy
         self.folder = freeze_folder(state_dir, partition)
@@ -189,23 +142,16 @@ class FrozenFiles:
     # -- runs
 
     def open_run(self, run: str, files: NodeFiles, *, resumed: bool = False) -> FrozenTable | None:
-        """Return the frozen table that a run reads; of a new run, let changes take effect first.
+        """Return the frozen table of a run; for a new run, apply changes first.
 
-        Parameters
-        ----------
-        run : str
-            What tells the run from others.
-        files : NodeFiles
-            The node's files.
-        resumed : bool (default: False)
-            Whether it was begun before, so that it needs the table that it began with.
+        A ``resumed`` run needs its earlier table.
 
         Raises
         ------
         StateError
-            A run is resumed whose table is gone.
+            The table of a resumed run is missing.
         TableError, OptionError
-            A file, or what is in ``state_dir``, cannot be used.
+            A file, or the content of ``state_dir``, cannot be used.
         """
         with self._ledger.file.writing() as db:
             runs = self._runs(db)
@@ -219,22 +165,15 @@ class FrozenFiles:
             return table
 
     def may_begin(self) -> bool:
-        """Whether the ledger is there, or may be made: with a budget it is never begun anew."""
+        """Return whether there is a ledger, or one may be created: not with ``max_epsilon``."""
         limited = isfinite(self.policy.max_epsilon)
         return not limited or self._ledger.exists
 
     def load(self, table: str) -> FrozenTable:
-        """Read a frozen table by its name.
-
-        Raises
-        ------
-        StateError
-            It is gone.
-        """
         return FrozenTable.load(self.folder / table)
 
     def unfrozen(self, files: NodeFiles) -> FrozenTable | None:
-        """Return the files as they are, for a prediction; None without a freeze.
+        """Return the current files, for a prediction; None without a freeze.
 
         Rows that are not in the freeze with these cells have the number -1.
         """
@@ -261,7 +200,6 @@ class FrozenFiles:
         return dict(json.loads(db.fact(_READ) or "{}"))
 
     def _remember(self, db: Entries, runs: Mapping[str, str]) -> None:
-        """Write which tables runs read; remove those that none of the last runs reads."""
         kept = dict([*runs.items()][-_MOST_RUNS:])
         db.keep_fact(_READ, json.dumps(kept))
         freeze = Freeze.load(self.folder)
@@ -273,7 +211,7 @@ class FrozenFiles:
     # -- changes
 
     def preview(self, files: NodeFiles) -> Change:
-        """Return what an update would do, without doing it; there must be a freeze."""
+        """Return what an update would do; there must be a freeze."""
         freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
         if freeze is None:
             raise FileNotFoundError(self.folder)
@@ -289,23 +227,11 @@ class FrozenFiles:
     def update(
         self, files: NodeFiles, *, force: bool = False, withdraw: Sequence[str] = ()
     ) -> tuple[FrozenTable | None, Change]:
-        """Let changes of the files take effect; make the freeze if there is none.
+        """Apply changes of the files; create the freeze if there is none.
 
-        Parameters
-        ----------
-        files : NodeFiles
-            The node's files.
-        force : bool (default: False)
-            Whether all changes take effect at once, whatever they expose.
-        withdraw : sequence of str
-            Ids of rows that leave at once, each with others of its block.
-
-        Returns
-        -------
-        FrozenTable or None
-            None if there are too few rows for a block.
-        Change
-            What took effect, and what waits.
+        ``force`` applies all changes now, whatever they expose. ``withdraw`` are ids of rows to
+        withdraw now, each with others of its block. Returns None instead of a table if there are
+        too few rows for a block.
         """
         with self._ledger.file.writing() as db:
             found = self._update(db, files, force=force, withdraw=withdraw)
@@ -355,8 +281,8 @@ class FrozenFiles:
     def _write(self, freeze: Freeze, old: FrozenTable | None, now: _Files) -> None:
         """Write the frozen table after a change.
 
-        Rows that were there keep their order, as files without ids are joined by it. New rows
-        follow in the order of the files.
+        Earlier rows keep their order, because files without ids are matched by it. New rows follow
+        in file order.
         """
         olds, known = [None, None] if old is None else old.read(), np.zeros(0, np.int64)
         if old is not None:
@@ -395,20 +321,10 @@ class FrozenFiles:
 
 
 class _Files:
-    """The files of a node as they are now.
+    """The current files of a node.
 
-    Attributes
-    ----------
-    tables : list of RawTable or None
-        Those of ``data`` and ``test-data``.
-    names : list of str
-        Their names.
-    rows : Rows
-        Those that may be in a block.
-    kept : ndarray of int
-        Their places among all rows of both files.
-    lacking, without_stratum : int
-        Rows that wait because they lack a label or a stratum, and because of the stratum.
+    ``rows`` are those that may be in a block, ``kept`` their places among all rows of both files.
+    ``lacking`` rows wait for a label or a stratum, ``without_stratum`` of them for a stratum.
     """
 
     def __init__(self, files: NodeFiles, policy: NodePolicy) -> None:
@@ -441,7 +357,7 @@ class _Files:
         words = [one.words(names) for one in there]
         held = np.repeat([False, True][: len(there)], [len(one) for one in there])
         columns = [np.concatenate(parts) for parts in zip(*words, strict=True)]
-        again = np.zeros(len(held), bool)  # a row that stands in its file twice is one
+        again = np.zeros(len(held), bool)  # duplicate rows of a file count once
         if ids:
             again = copies(np.concatenate(ids), [held, *columns])
         self.kept = kept = np.flatnonzero(~(absent | none | again))
@@ -454,13 +370,12 @@ class _Files:
 
 
 def _common_key(files: NodeFiles) -> bytes | None:
-    """Return the key of the freeze that follows from a common secret, if there is one."""
     secret = read_alignment(files.alignment_key)
     return hashlib.sha256(b"freeze/" + secret).digest() if isinstance(secret, bytes) else None
 
 
 def _fingerprint(freeze: Freeze, columns: Sequence[list[str] | None]) -> str:
-    """Return a keyed digest of frozen rows and columns; blocks that are split change nothing."""
+    """Return a keyed digest of frozen rows and columns, which split blocks do not change."""
     used = freeze.used
     held = freeze.blocks["part"][freeze.block[used]] == HELD_OUT
     found = hashlib.blake2b(json.dumps(columns).encode(), key=freeze.key, digest_size=8)
@@ -472,7 +387,6 @@ def _fingerprint(freeze: Freeze, columns: Sequence[list[str] | None]) -> str:
 def _gather(
     like: RawTable, tables: Sequence[RawTable | None], places: NDArray[np.int64]
 ) -> RawTable:
-    """Return rows by their places among all rows of some tables, in the columns of one."""
     sizes = [0 if one is None else len(one) for one in tables]
     starts = np.cumsum([0, *sizes])
     of = np.searchsorted(starts, places, side="right") - 1

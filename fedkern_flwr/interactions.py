@@ -1,4 +1,4 @@
-"""Ratings: who gave which item how many, from files of several forms."""
+"""Read ratings of items by users from files of several formats."""
 
 from __future__ import annotations
 
@@ -48,38 +48,30 @@ Choose = Callable[[Sequence[str]], dict[str, str]]  # from the names of columns 
 
 
 def unusable(problem: str, remedy: str, code: str) -> TableError:
-    """Return the error of ratings that cannot be used."""
     return TableError(problem, remedy=remedy, code=code)
 
 
 def is_interactions(path: str | Path) -> bool:
-    """Tell from its name whether a file can only hold interactions (MovieLens, RecBole)."""
+    """Return whether a file name means interactions (MovieLens, RecBole)."""
     return Path(path).suffix.lower() in (".data", ".dat", ".inter")
 
 
 def has_header(path: str | Path) -> bool:
-    """Tell from its name whether a file of interactions names its columns."""
+    """Return whether a file of interactions has column names, from its file name."""
     return Path(path).suffix.lower() not in _WITHOUT_HEADER
 
 
 def read_columns(
     path: Path, named: Mapping[str, str | None], column_remedy: str | None = None
 ) -> dict[str, Any]:
-    """Return the columns of a file of interactions by role, those of ``named`` that are there.
+    """Return the columns of a file of interactions by role, those of ``named`` that exist.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    named : mapping from str to str or None
-        Role -> name of its column; None for one that is recognised.
-    column_remedy : str or None (default: None)
-        See :func:`~fedkern_flwr.interactions.load_interactions`.
+    ``named`` maps a role to the name of its column; None: detected.
 
     Raises
     ------
     TableError
-        The file cannot be read, or its columns are not there.
+        The file cannot be read, or lacks columns.
     OptionError
         Columns are named for a file without header.
     """
@@ -103,19 +95,18 @@ def read_columns(
 
 
 def read_catalogue(path: str | Path) -> tuple[str, ...]:
-    """Read the ids of all items, in the order of the file.
+    """Read the ids of all items, in file order.
 
     Parameters
     ----------
     path : str or Path
         A ``.txt`` file with an id per line; or a ``.csv``, ``.tsv``, ``.parquet`` or RecBole
-        ``.item`` file with a column ``item``, ``itemId``, ``item_id`` or ``movieId``, in upper or
-        lower case. Other columns are ignored.
+        ``.item`` file with a column ``item``, ``itemId``, ``item_id`` or ``movieId``, in any case.
 
     Raises
     ------
     TableError
-        The file cannot be read, an id is empty or occurs twice, or there are fewer than two.
+        The file cannot be read, an id is empty or duplicate, or there are fewer than two.
     """
     path = Path(path)
     suffix = path.suffix.lower()
@@ -151,13 +142,7 @@ def read_catalogue(path: str | Path) -> tuple[str, ...]:
 
 
 def codes(column: Any, role: str, source: str) -> tuple[NDArray[np.intp], tuple[str, ...]]:
-    """Return the code of every row, and the ids in the order of their codes.
-
-    Raises
-    ------
-    TableError
-        An id is empty, or neither text nor a whole number.
-    """
+    """Return the code of every row, and the ids in the order of codes."""
     import pyarrow.compute as pc
 
     cells = _id_cells(column, role, source)
@@ -174,13 +159,7 @@ def codes(column: Any, role: str, source: str) -> tuple[NDArray[np.intp], tuple[
 
 
 def numbers(column: Any, role: str, source: str) -> NDArray[np.float64]:
-    """Return finite numbers; timestamps become seconds since 1970.
-
-    Raises
-    ------
-    TableError
-        A cell is not a finite number.
-    """
+    """Return finite numbers; timestamps become seconds since 1970."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -227,7 +206,6 @@ def _no_text(path: Path) -> TableError:
 
 
 def _read_lines(path: Path) -> Any:
-    """Return the lines of a text file; empty ones at its end do not count."""
     import pyarrow as pa
 
     try:
@@ -309,7 +287,6 @@ def _find_columns(
     named: Mapping[str, str | None],
     column_remedy: str | None,
 ) -> dict[str, str]:
-    """Return the column of each role: the named one, else the one that is recognised."""
     plain = [_plain_name(name) for name in names]
     if any(map(is_number, plain)):  # a cell, which no error may list as a name
         raise unusable(
@@ -366,7 +343,6 @@ def _plain(column: Any) -> Any:
 
 
 def _id_cells(column: Any, role: str, source: str) -> Any:
-    """Return ids as text without spaces around them; none is empty."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -412,29 +388,29 @@ __all__ = [
     "read_catalogue",
 ]
 
-#: What to do with rows whose item is not in the catalogue.
+#: What to do with rows with an item that is not in the catalogue.
 Unknown = Literal["error", "drop"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Interactions:
-    """Which users had to do with which items, how they rated them, and when.
+    """Ratings of items by users.
 
     Attributes
     ----------
     user, item : NDArray[np.intp], shape (n,)
-        Codes 0..users-1 and 0..items-1; a pair occurs once.
+        Codes 0..users-1 and 0..items-1; each pair once.
     rating : NDArray[np.float64], shape (n,)
-        1 where the source has no ratings.
+        1 without ratings.
     time : NDArray[np.float64], shape (n,), or None
-        In the unit of the source, seconds since 1970 for MovieLens.
+        In the unit of the source; for MovieLens seconds since 1970.
     user_ids, item_ids : tuple[str, ...]
-        The id of every code, in numerical order if all are whole numbers, else as text; items in
-        the order of the catalogue if there is one.
+        Id of each code, in numerical order if all are integers, otherwise as text; items in the
+        order of the catalogue, if any.
     rated : bool (default: True)
         Whether the source has ratings.
     notes : tuple[str, ...] (default: ())
-        What was done to the data, for the user to read.
+        What was done to the data, for the user.
     """
 
     user: NDArray[np.intp]
@@ -457,16 +433,16 @@ class Interactions:
 
     @property
     def users(self) -> int:
-        """Number of users, those without a row included."""
+        """Number of users, including those without a row."""
         return len(self.user_ids)
 
     @property
     def items(self) -> int:
-        """Number of items, those without a row included."""
+        """Number of items, including those without a row."""
         return len(self.item_ids)
 
     def take(self, rows: NDArray[np.bool_]) -> Interactions:
-        """Return the rows of a mask of shape (n,); users and items stay."""
+        """Return the rows of a mask of shape (n,), with all users and items."""
         return replace(
             self,
             user=self.user[rows],
@@ -477,9 +453,9 @@ class Interactions:
 
     @property
     def usual_least(self) -> float | None:
-        """The least rating that counts unless one is named; None if all do.
+        """Default of the least rating that counts; None if all count.
 
-        Where some are negative, such as dislikes, those above the middle of the scale count.
+        With negative ratings, such as dislikes, those above the middle of the scale count.
         """
         if not self.rated or not self.rows or self.rating.min() >= 0.0:
             return None
@@ -487,12 +463,7 @@ class Interactions:
         return float(self.rating[self.rating > middle].min(initial=np.inf))
 
     def refuse_negative(self, source: str) -> None:
-        """Refuse negative ratings where nothing says from which rating on one counts.
-
-        Raises
-        ------
-        TableError
-        """
+        """Refuse negative ratings if there is no least rating."""
         if self.usual_least is not None:
             raise unusable(
                 f"{source} has negative ratings",
@@ -502,14 +473,14 @@ class Interactions:
             )
 
     def positive(self, min_rating: float | None) -> Interactions:
-        """Return the rows rated at least ``min_rating``; users and items stay.
+        """Return the rows rated at least ``min_rating``, with all users and items.
 
-        None is :attr:`usual_least`, with a note.
+        Default: :attr:`usual_least`, with a note.
 
         Raises
         ------
         TableError
-            No row is left.
+            No row remains.
         """
         notes = self.notes
         if min_rating is None:
@@ -528,12 +499,7 @@ class Interactions:
         return replace(self.take(keep), notes=notes)
 
     def matrix(self, rows: NDArray[np.bool_] | None = None) -> csr_array:
-        """Return which user has which item.
-
-        Parameters
-        ----------
-        rows : NDArray[np.bool_], shape (n,), or None (default: None)
-            The interactions to count; None is all.
+        """Return which user has which item, in the interactions ``rows`` (a mask; default: all).
 
         Returns
         -------
@@ -560,7 +526,7 @@ def load_interactions(
     allow_empty: bool = False,
     column_remedy: str | None = None,
 ) -> Interactions:
-    """Load interactions from a file of MovieLens or RecBole, a CSV, TSV or Parquet file.
+    """Load interactions from a MovieLens, RecBole, CSV, TSV or Parquet file.
 
     =====================  =============================================================
     ``u.data``, ``.data``  user, item, rating and time, separated by tabs, no header
@@ -570,28 +536,26 @@ def load_interactions(
     ``.parquet``           named columns
     =====================  =============================================================
 
-    Ratings and times are optional everywhere.
+    Ratings and times are optional.
 
     Parameters
     ----------
     path : str or Path
         The file.
     user, item, rating, time : str or None (default: None)
-        Column names, for files that have them; by default ``user``, ``userId`` or ``user_id``,
-        ``item``, ``itemId``, ``item_id`` or ``movieId``, ``rating``, and ``time`` or
-        ``timestamp``, in upper or lower case.
+        Column names. Default: ``user``, ``userId`` or ``user_id``, ``item``, ``itemId``,
+        ``item_id`` or ``movieId``, ``rating``, and ``time`` or ``timestamp``, in any case.
     timed : bool (default: True)
-        Whether times are read.
+        Whether to read times.
     catalogue, unknown, allow_empty
         See :func:`encode_interactions`.
     column_remedy : str or None (default: None)
-        What errors tell the reader to do about a column that is not found, with ``{role}`` for
-        user, item, rating or time; by default to choose one of those there are.
+        Remedy in errors for a missing column, with ``{role}`` for user, item, rating or time.
 
     Raises
     ------
     TableError
-        The file cannot be read or its content cannot be used.
+        The file cannot be read, or its content cannot be used.
     OptionError
         Columns are named for a file without header.
     """
@@ -625,27 +589,23 @@ def encode_interactions(
     Parameters
     ----------
     user, item : arrow array, shape (n,)
-        The ids, text or whole numbers.
+        Ids, text or integers.
     rating, time : arrow array, shape (n,), or None (default: None)
-        Numbers, or text that says numbers; ``time`` may be timestamps.
+        Numbers, or numbers as text; ``time`` may be timestamps.
     source : str (default: "the data")
-        Names the data in errors.
+        Name of the data in errors.
     catalogue : sequence of str or None (default: None)
-        The ids of all items, each once: an item's code is its position. By default the items are
-        those of the data.
+        Ids of all items: an item's code is its position. Default: the items in the data.
     unknown : {"error", "drop"} (default: "error")
-        Refuse or leave out rows whose item is not in the catalogue. Users without any other row
-        stay, and a note tells how many rows were left out.
+        Refuse or drop rows with an item outside the catalogue. Users without other rows stay.
     allow_empty : bool (default: False)
         Return interactions without users if there are no rows.
 
     Raises
     ------
     TableError
-        There are no rows, an id is empty, a number is missing or infinite, a pair occurs twice, an
-        item is not in the catalogue, or there are fewer than two users or items and no catalogue.
-    OptionError
-        ``unknown`` is not one of the choices.
+        There are no rows, an id is empty, a number is not finite, a pair is duplicate, an item is
+        not in the catalogue, or there are fewer than two users or items and no catalogue.
     """
     if unknown not in get_args(Unknown):
         raise OptionError(
@@ -685,28 +645,9 @@ def encode_interactions(
 
 
 def hold_out_random(interactions: Interactions, share: float, seed: int) -> NDArray[np.bool_]:
-    """Return which interactions are held out: a random share of all.
+    """Return a mask that holds out a random share of all interactions.
 
-    The same pairs are held out in whatever order the rows are.
-
-    Parameters
-    ----------
-    interactions : Interactions
-        What to part.
-    share : float
-        In [0, 1).
-    seed : int
-        Of the experiment.
-
-    Returns
-    -------
-    NDArray[np.bool_], shape (n,)
-        True for a row that is held out.
-
-    Raises
-    ------
-    OptionError
-        The share is not in [0, 1).
+    It does not depend on the order of the rows. ``share`` is in [0, 1).
     """
     rng = np.random.default_rng(derive_seed(seed, "held-out interactions"))
     order = np.lexsort((interactions.item, interactions.user))
@@ -714,28 +655,14 @@ def hold_out_random(interactions: Interactions, share: float, seed: int) -> NDAr
 
 
 def hold_out_latest(interactions: Interactions, share: float) -> NDArray[np.bool_]:
-    """Return which interactions are held out: the latest share of all, users taken together.
+    """Return a mask that holds out the latest share of all interactions.
 
-    Rows of one time are ordered by user and item.
-
-    Parameters
-    ----------
-    interactions : Interactions
-        What to part.
-    share : float
-        In [0, 1).
-
-    Returns
-    -------
-    NDArray[np.bool_], shape (n,)
-        True for a row that is held out.
+    Rows of equal time are sorted by user and item. ``share`` is in [0, 1).
 
     Raises
     ------
     TableError
         There are no times.
-    OptionError
-        The share is not in [0, 1).
     """
     if interactions.time is None:
         raise unusable(
@@ -745,7 +672,6 @@ def hold_out_latest(interactions: Interactions, share: float) -> NDArray[np.bool
 
 
 def _last(order: NDArray[np.intp], share: float) -> NDArray[np.bool_]:
-    """Return a mask of the last rows in an order; one row at least is left."""
     if not 0.0 <= share < 1.0:
         raise OptionError(
             f"the held-out share is {share:g}",
@@ -771,7 +697,6 @@ def _positions(
     source: str,
     unknown: Unknown,
 ) -> tuple[NDArray[np.intp], tuple[str, ...]]:
-    """Return the position of each row's item in the catalogue, -1 for none, and notes."""
     places = {name: place for place, name in enumerate(catalogue)}
     place_of = np.array([places.get(name, -1) for name in item_ids], dtype=np.intp)
     positions = place_of[items]

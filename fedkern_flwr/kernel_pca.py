@@ -1,4 +1,4 @@
-"""Kernel principal components of random features, from sums over the rows."""
+"""Compute kernel principal components of random features from sums over rows."""
 
 from __future__ import annotations
 
@@ -24,30 +24,29 @@ REST = Sum("rest", bound=4.0, held_out=True, sensitivity=REST_SENSITIVITY)
 
 
 def moments(z: Floats) -> dict[str, Floats | int]:
-    """Return number, sum and the upper triangle of the second moments of rows, shape (n, w)."""
+    """Return number, sum and upper triangle of the second moments of rows, shape (n, w)."""
     upper = (z.T @ z)[np.triu_indices(z.shape[1])]
     return {"rows": len(z), "sum": z.sum(axis=0), "products": upper}
 
 
 def shapes(width: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of :func:`moments`."""
     return {"rows": (), "sum": (width,), "products": (width * (width + 1) // 2,)}
 
 
 def principal(total: Mapping[str, Floats], components: int) -> tuple[Floats, Floats, Floats]:
-    """Return mean, components and the shares of the variance that they explain.
+    """Return mean, components and explained variance ratios.
 
     Parameters
     ----------
     total : mapping
         :func:`moments` summed over all rows.
     components : int
-        k, how many.
+        k, number of components.
 
     Returns
     -------
     (ndarray of shape (w,), ndarray of shape (k, w), ndarray of shape (k,))
-        The largest entry of each component is positive, so that it has one sign.
+        The largest entry of each component is positive, which fixes its sign.
     """
     rows = max(float(total["rows"]), 1.0)  # it may have noise
     mean = total["sum"] / rows

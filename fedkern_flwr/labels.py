@@ -1,4 +1,4 @@
-"""Targets of least squares: classes as columns of -1 and 1, their names; what outputs decide."""
+"""Encode classes as targets of -1 and 1, and decide classes from outputs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Floats = NDArray[np.float64]
 
 
 def encode_classes(y: NDArray[np.float64], classes: Sequence[float], party: str) -> Floats:
-    """Return targets of -1 and 1: one column for two classes, else one per class.
+    """Return targets of -1 and 1: one column for two classes, otherwise one per class.
 
     Parameters
     ----------
     y : ndarray, shape (n,)
         Labels.
     classes : sequence
-        All classes of the task, ascending; the second of two is the positive one.
+        All classes of the task, ascending; the second of two is positive.
     party : str
-        Whose labels they are, for errors.
+        Name of the party, for errors.
 
     Raises
     ------
     TableError
-        A label is none of the classes.
+        A label is no class.
     """
     known = np.asarray(classes, np.float64)
     strange = int((~np.isin(y, known)).sum())
@@ -45,34 +45,29 @@ def encode_classes(y: NDArray[np.float64], classes: Sequence[float], party: str)
 
 
 def balanced_weights(targets: Floats, counts: Floats) -> Floats:
-    """Return a weight for each row with which all classes that there are count alike.
+    """Return row weights n / (K n_c), as scikit-learn's ``class_weight="balanced"``.
 
-    n / (K n_c) for K classes with rows and n_c rows of the row's class, as scikit-learn's
-    ``class_weight="balanced"``; the mean over all rows is one.
+    Classes without rows do not count; the mean over all rows is one.
 
     Parameters
     ----------
     targets : ndarray, shape (n, 1) or (n, K)
-        Of :func:`encode_classes`.
+        Result of :func:`encode_classes`.
     counts : ndarray, shape (K,)
-        Rows of each class, of all parties.
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
+        Rows of each class, over all parties.
     """
     each = counts.sum() / ((counts > 0.0).sum() * np.maximum(counts, 1.0))
     return np.asarray(each[decide(targets)])
 
 
 def class_counts(targets: Floats) -> Floats:
-    """Return how many rows each class has, shape (K,), of targets as :func:`encode_classes`'s."""
+    """Return the number of rows of each class, shape (K,)."""
     classes = 2 if targets.shape[1] == 1 else targets.shape[1]
     return np.bincount(decide(targets), minlength=classes).astype(np.float64)
 
 
 def name_classes(classes: Sequence[float | str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Return the names of classes and their labels: of text 0, 1, ... in the order of the names."""
+    """Return the names of classes and their labels: 0, 1, ... for text classes."""
     if not are_numbers(classes):
         return tuple(map(str, classes)), tuple(map(float, range(len(classes))))
     labels = tuple(float(one) for one in classes)
@@ -80,7 +75,7 @@ def name_classes(classes: Sequence[float | str]) -> tuple[tuple[str, ...], tuple
 
 
 def are_numbers(classes: Sequence[float | str]) -> bool:
-    """Tell whether all classes are numbers."""
+    """Return whether all classes are numbers."""
     try:
         return all(np.isfinite(float(one)) for one in classes)
     except (TypeError, ValueError):
@@ -88,15 +83,7 @@ def are_numbers(classes: Sequence[float | str]) -> bool:
 
 
 def label_rows(y: Any, classes: Sequence[float | str], party: str) -> Any:
-    """Return labels of text as positions among the names of the classes, NaN where one is missing.
-
-    Labels that are no text stay as they are.
-
-    Raises
-    ------
-    TableError
-        A label is none of the classes.
-    """
+    """Return text labels as positions in the class names, NaN if missing; others unchanged."""
     found, (names, labels) = np.asarray(y), name_classes(classes)
     cells = found.tolist() if found.ndim == 1 and found.dtype.kind in "UO" else []
     if are_numbers(names) or not any(isinstance(one, str) for one in cells):
@@ -114,7 +101,7 @@ def label_rows(y: Any, classes: Sequence[float | str], party: str) -> Any:
 
 
 def decide(outputs: Floats) -> NDArray[np.intp]:
-    """Return the position of the predicted class of each row, from outputs of shape (n, k)."""
+    """Return the position of the predicted class of each row, from outputs (n, k)."""
     if outputs.shape[1] == 1:
         return (outputs[:, 0] >= 0.0).astype(np.intp)
     return np.asarray(np.argmax(outputs, axis=1))

@@ -1,4 +1,4 @@
-"""Lines of a log as JSON objects, alike at a node and at the server of a run."""
+"""Write log lines as JSON objects, in the same format at nodes and at the server."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from .flower_compat import time_the_log
 
 
 def utc_now() -> str:
-    """Return the time in UTC, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def json_line(text: str, level: str, source: str, run: int | None = None, **facts: Any) -> str:
-    """Return a line of a log as one JSON object.
+    """Return a log line as one JSON object.
 
     Parameters
     ----------
     text : str
-        What it says, without level and time.
+        The text, without level and time.
     level : str
         Such as ``INFO``.
     source : str
-        Who says it.
+        Name of the program.
     run : int, optional
-        Flower's run that it is about.
+        Flower's run number.
     **facts
-        Further fields, for programs.
+        Further fields.
     """
     about = {"time": utc_now(), "level": level, "source": source}
     if run is not None:
@@ -40,15 +39,7 @@ def json_line(text: str, level: str, source: str, run: int | None = None, **fact
 
 
 class JsonLines(logging.StreamHandler[Any]):
-    """Prints what is logged as JSON objects, one a line; what cannot be printed ends no run.
-
-    Parameters
-    ----------
-    source : str
-        Who logs.
-    run : int
-        The run.
-    """
+    """Print log records as JSON objects, one a line."""
 
     def __init__(self, source: str, run: int) -> None:
         super().__init__(sys.stdout)
@@ -62,19 +53,7 @@ class JsonLines(logging.StreamHandler[Any]):
 
 
 def log_as(form: str, run: int) -> None:
-    """Have this process log with times, in lines of text or of JSON.
-
-    Parameters
-    ----------
-    form : {"text", "json"}
-        How lines look.
-    run : int
-        The run that they are about.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Let this process log with times, as ``text`` or ``json``."""
     if form not in ("text", "json"):
         raise OptionError(
             f"log-format is {form!r}", remedy="use text or json", code="FK-OPTION-CHOICE"

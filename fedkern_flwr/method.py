@@ -14,8 +14,8 @@
 ...     def add_rows(self):
 ...         return {"count": len(self.x), "sum": self.x.sum(axis=0)}
 
-Secure sums, the node's checks of what it is ordered, its policy and its ledger are on. See *Your
-own method* in the documentation.
+Secure sums, the node's checks, its policy and its ledger are on. See *Your own method* in the
+documentation.
 """
 
 from __future__ import annotations
@@ -93,55 +93,51 @@ _RESUMED = ("FK-STATE-GONE", "FK-SUM-KEY-NONE", "FK-MESSAGE-SESSION", "FK-PARTIE
 
 
 class Method(Strategy):
-    """Base class of methods: a Flower ``Strategy`` whose run is the generator :meth:`rounds`.
+    """Base class of methods: a Flower ``Strategy`` with the generator :meth:`rounds`.
 
-    Options are annotated attributes, ``components: int = option(2, "Components.", least=1)``. They
-    are given by name.
+    Options are annotated attributes, ``components: int = option(2, "Components.", least=1)``, given
+    by name.
 
     Parameters
     ----------
     seed : int, optional
-        Seed of everything public and random. By default the run's seed
-        (``train_config["seed"]``), else 0.
+        Seed of everything public and random. Default: ``train_config["seed"]``, else 0.
     min_clients : int (default: 1)
-        The run stops, with its checkpoint, when fewer clients answer a round.
+        Stop, with a checkpoint, if fewer clients answer a round.
     max_missed : int (default: 10)
-        A client that misses so many rounds in a row is left out of the rest of the run.
+        Exclude a client that misses this many rounds in a row.
     node_timeout : float (default: 120.0)
-        Seconds to wait for the nodes at the start, and for one that is away later.
+        Seconds to wait for nodes at the start, and for an absent one later.
     attempts : int (default: 5)
-        A question that too few answered is asked so often in all.
+        Number of attempts if too few clients answer a request.
     checkpoint : path, optional
         File for checkpoints; none are written without it.
     checkpoint_every : int (default: 50)
-        Rounds from one checkpoint to the next.
+        Rounds between checkpoints.
     resume : bool (default: False)
-        Go on from the checkpoint instead of starting anew.
+        Continue from the checkpoint.
     threshold : int, optional
-        Of secure sums: t, least number of clients whose vectors are in a sum, by default
-        floor(2 K / 3) + 1. With a server that follows the protocol, t - 1 clients together cannot
-        open another's vector up to 30 clients; with more it takes 65 % of the few with whom a
-        client shares masks. With one that lies about survivors, pinned identities are needed, and
-        fewer than 2 t - K and than those 65 % may collude, see
+        Secure sums: t, least number of clients in a sum. Default: floor(2 K / 3) + 1. It also
+        decides how many colluding clients could open another's vector, see
         :mod:`fedkern_flwr.secure_sum.membership`.
     min_cohort : int (default: 2)
-        Of secure sums: least number of clients in a sum whatever the threshold.
+        Secure sums: least number of clients in a sum, whatever the threshold.
     **common
-        The options that the class declares.
+        Options that the class declares.
 
     Raises
     ------
     OptionError
-        An option cannot be used, or there is none of that name.
+        An option is unknown or has an invalid value.
 
     Attributes
     ----------
     nodes : Nodes
-        Who takes part in the run at hand, what they cost and failed, and the sums over them.
+        Nodes of the current run, with their costs, failures and sums.
     run_seed : int
-        Seed of the run at hand.
+        Seed of the current run.
     num_rounds : int
-        What ``start`` was asked for; a method with a fixed number of rounds takes no notice.
+        Number of rounds given to ``start``; ignored by methods with a fixed number.
     model_ : dict
         Arrays of the model, set by :meth:`rounds`.
     history_ : list of dict
@@ -149,27 +145,27 @@ class Method(Strategy):
     metrics_ : dict
         Metrics of the finished run.
     planned, saved_, saved_meta_, kept_, spent_
-        What the run reads and writes, see :class:`~fedkern_flwr.run.Program`.
+        See :class:`~fedkern_flwr.run.Program`.
     noise_ : Releases
-        What was released with noise.
+        Releases with noise.
     notes_ : list of str
-        What the last run planned within the share of its nodes, for ``result.json``.
+        Sizes that the last run planned within its nodes' shares, for ``result.json``.
     tables_ : dict
-        Tables to show and to keep beside the result: name -> its heads, then its rows, all texts.
+        Tables for display: name -> header and rows, all texts.
     details_ : dict
-        More of the result as plain values, for ``result.json``.
+        More plain values for ``result.json``.
     is_secure, simulated : bool
-        Whether the run at hand takes secure sums, and whether it is a simulation.
+        Whether the current run uses secure sums, and whether it is a simulation.
     initial_ : list of ndarray
-        What ``start`` was given to begin with.
+        Initial arrays given to ``start``.
     stage : {"new", "running", "over", "failed"}
-        How far the last run is; a model is of a run that goes on or is over.
+        Stage of the last run.
     order_seed : int
-        Seed of the order in which clients announce rows, -1 for one of the session.
+        Seed of the order in which clients announce rows, -1 for one per session.
     on_round : callable or None
-        Called after each round with (rounds done, rounds in all, metrics of the round).
+        Called after each round with (rounds done, all rounds, metrics of the round).
     figures : path or None
-        In deployments: file for figures of the run, for Prometheus.
+        In deployments: file for Prometheus figures.
     """
 
     #: Its name on the command line, and its name in tables.
@@ -185,7 +181,7 @@ class Method(Strategy):
     described: ClassVar[type[DescribeReply]] = DescribeReply
     #: Metrics that tables show: name -> what it is.
     shows: ClassVar[Mapping[str, str]] = {}
-    #: What the server sees beside the sums, for ``result.json``.
+    #: What the server sees in addition to the sums, for ``result.json``.
     server_sees: ClassVar[tuple[str, ...]] = ()
     #: Why a method without noise keeps no budget of privacy; completes "fdskl ...".
     no_budget: ClassVar[str] = "adds no noise to what it releases"
@@ -208,7 +204,7 @@ class Method(Strategy):
 
     #: Sums about the same rows that share a budget of privacy; the client's class says the same.
     releases: ClassVar[int] = 1
-    #: Unknowns of a row beside its columns.
+    #: Unknowns of a row in addition to its columns.
     labels_of_row: ClassVar[int] = 1
     #: Whether a sum of two parties may belong to one of them.
     allow_single: bool = False
@@ -228,7 +224,6 @@ class Method(Strategy):
             cls.__doc__ = text.replace(own, found) if own in text else f"{text}\n\n{found}"
 
     def __new__(cls, *unnamed: Any, **options: Any) -> Self:
-        """Refuse options without a name."""
         if unnamed:
             raise UnknownOptionError(
                 f"{cls.__name__} takes options by name only", code="FK-OPTION-NAME"
@@ -280,13 +275,12 @@ class Method(Strategy):
         self._reset()
 
     def fill_in(self, **defaults: Any) -> None:
-        """Set options that were not given."""
+        """Set options that are None."""
         for name, value in defaults.items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
 
     def _reset(self) -> None:
-        """Forget the last run."""
         self.nodes = Nodes(
             self.method,
             min_clients=self.min_clients,
@@ -315,7 +309,7 @@ class Method(Strategy):
 
     @abstractmethod
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Yield steps, receive what came of them, return the metrics.
+        """Yield steps, receive their results, return the metrics.
 
         Parameters
         ----------
@@ -335,47 +329,36 @@ class Method(Strategy):
         return {"method": self.method, **own, **seed}
 
     def takes_sums(self, grid: Grid) -> bool:
-        """Tell whether a run takes secure sums: always, unless a method says otherwise."""
+        """Return whether a run uses secure sums. Default: always."""
         return True
 
     def cohorts(self) -> list[list[int]] | None:
-        """Return the sets of partitions among which the method sums; None for everybody.
+        """Return the sets of partitions that sum; None for one of all, [] for no sums.
 
-        Sums of the same values over two sets that differ by one party give that party's values.
-        Without any set there are no sums.
+        Sums of the same values over two sets that differ by one party reveal that party's values.
         """
         return None
 
     def thresholds(self, cohorts: int) -> list[int | None]:
-        """Return the threshold of each of so many cohorts, None for the default."""
+        """Return the threshold of each cohort, None for the default."""
         return [self.threshold] * cohorts
 
     def check_parties(self, parties: Sequence[Any]) -> None:
-        """Refuse parties that do not fit together, of the class ``described``.
-
-        Raises
-        ------
-        PartitionError, ProtocolError
-        """
+        """Refuse parties that do not fit together."""
         check_parties(parties)
 
     def check_answer(self, partition: int, answer: Any) -> None:
-        """Refuse a reply that is well-formed but wrong.
-
-        Raises
-        ------
-        ProtocolError
-        """
+        """Refuse a reply that is well-formed but wrong; raise ProtocolError."""
 
     def unknowns(self, name: str, cohort: int = 0) -> float:
-        """Return how many unknowns hide behind a sum over a cohort."""
+        """Return the number of unknowns in a sum over a cohort."""
         return self.nodes.unknowns(name, cohort, labels=self.labels_of_row)
 
     # -- the run at hand
 
     @property
     def parties_(self) -> dict[int, Any]:
-        """Node id -> description, sorted by partition."""
+        """Node id -> description, by partition."""
         return self.nodes.parties
 
     @property
@@ -385,12 +368,12 @@ class Method(Strategy):
 
     @property
     def left_out_(self) -> list[int]:
-        """Partitions left out for missing too many rounds."""
+        """Partitions excluded for missing too many rounds."""
         return self.nodes.left_out
 
     @property
     def sums(self) -> SecureSum | None:
-        """The secure sums of the run at hand."""
+        """The secure sums of the current run."""
         return self.nodes.sums
 
     @property
@@ -399,17 +382,11 @@ class Method(Strategy):
         return self.nodes.session
 
     def check_count(self, problem: str) -> None:
-        """Stop, or warn, where a sum would release too many numbers: as the nodes would.
-
-        Raises
-        ------
-        RefusedError
-            A node refuses it.
-        """
+        """Stop, or warn, if a sum would break a node's release limit."""
         self.nodes.check_count(problem)
 
     def note_plan(self, what: str, allowed: Allowance) -> None:
-        """Note which default sizes were planned, and log it."""
+        """Note and log the planned default sizes."""
         self.notes_.append(
             f"{what}; at most {math.floor(allowed.numbers):,} numbers, "
             f"{allowed.share:.2g} of what the nodes' rows hide"
@@ -443,11 +420,11 @@ class Method(Strategy):
         return found | {name: value for name, value in more.items() if value}
 
     def matched(self) -> dict[str, Any]:
-        """Return whose rows were matched, in methods that match rows."""
+        """Return the matched rows of each party, if the method matches rows."""
         return {}
 
     def privacy(self) -> dict[str, Any]:
-        """Return what the server sees: sums, sizes of tables, and what the class says."""
+        """Return what the server sees: sums, sizes of tables, and :attr:`server_sees`."""
         sums = self.sums_privacy()
         names = [entry["name"] for entry in sums["sums"]]
         return {
@@ -463,7 +440,7 @@ class Method(Strategy):
         }
 
     def sums_privacy(self) -> dict[str, Any]:
-        """Return the parameters of the secure sums of the last run, and what they released."""
+        """Return the parameters of the secure sums of the last run, and their releases."""
         sums = self.nodes.released(self.unknowns)
         return {**self.nodes.privacy(whole_cohorts=self.whole_cohorts), "sums": sums}
 
@@ -479,7 +456,7 @@ class Method(Strategy):
         return self.learned()
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return what :meth:`model` returns, of a run that goes on or is over."""
+        """Return the result of :meth:`model`, also during a run."""
         first = next(iter(self.parties_.values()), None)
         table = {
             "columns": "" if first is None else first.columns,
@@ -488,17 +465,17 @@ class Method(Strategy):
         return dict(self.model_), {**self.options(), "session": self.session, **table}
 
     def fitted(self, classes: Sequence[Any] = ()) -> Any:
-        """Return the model of the last run, which predicts rows here, if the server has all of it.
+        """Return a model that predicts rows here, if the server has all of it.
 
         Parameters
         ----------
         classes : sequence (default: ())
-            What the nodes call the classes, ascending; by default 0, 1, ...
+            Names of the classes at the nodes, ascending. Default: 0, 1, ...
 
         Returns
         -------
         ~fedkern_flwr.fitted.FittedModel
-            Of features and labels as nodes hold them.
+            A model of features and labels as nodes have them.
 
         Raises
         ------
@@ -522,12 +499,7 @@ class Method(Strategy):
         return np.asarray(self.fitted().predict_proba(rows))
 
     def check_run(self) -> None:
-        """Refuse to give a model before a run, and after one that failed.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Raise OptionError if there was no run, or it failed."""
         if self.stage == "failed":
             raise OptionError(
                 f"the last run of {self.method} failed and left no model", code="FK-MODEL-FAILED"
@@ -556,26 +528,21 @@ class Method(Strategy):
         initial_arrays : ArrayRecord, optional
             For methods that start from a model.
         num_rounds : int, optional
-            For methods whose number of rounds is not fixed, by default ``default_rounds``.
+            Number of rounds, if the method does not fix it. Default: ``default_rounds``.
         timeout : float (default: 3600)
             Seconds to wait for the replies of one exchange.
         train_config : ConfigRecord, optional
-            ``seed`` is the run's seed for methods that have none of their own.
+            ``seed`` is the run's seed if the method has none.
         evaluate_config : ConfigRecord, optional
             Not used.
         evaluate_fn : callable, optional
-            Evaluation on the server, called with the arrays of the model: after the run, or of
-            methods that tell of rounds before the first and after some.
-
-        Returns
-        -------
-        Result
-            The model's arrays and the metrics.
+            Evaluation on the server, called with the arrays of the model after the run; by methods
+            that report rounds also before the first and after some.
 
         Raises
         ------
         FedKernError
-            The run cannot start or go on. A checkpoint, if one was written, stays.
+            The run cannot start or continue. A checkpoint stays.
         """
         most = self.default_rounds if num_rounds is None else num_rounds
         at_least("num_rounds", most, 1)
@@ -618,7 +585,7 @@ class Method(Strategy):
         return result
 
     def begin(self, config: ConfigRecord | None = None) -> None:
-        """Forget the last run; take the seed of the next."""
+        """Forget the last run; set the seed of the next."""
         self._reset()
         self.stage = "failed"  # until it goes on
         seed = 0 if config is None else config.get("seed", 0)
@@ -632,13 +599,7 @@ class Method(Strategy):
         *,
         timeout: float,
     ) -> None:
-        """Gather the parties, do what a generator yields, and let all erase their secrets.
-
-        Raises
-        ------
-        FedKernError
-            See :meth:`start`.
-        """
+        """Collect the parties, run a generator's steps, and let all parties erase their secrets."""
         self.is_secure = secure = self.takes_sums(grid)
         self.simulated, grid, nodes = is_simulated(grid), swift(grid), self.nodes
         self.summary()
@@ -686,7 +647,6 @@ class Method(Strategy):
                 nodes.watch.close()
 
     def _show_replies(self) -> Callable[[int, Message], None]:
-        """Return what shows the progress of a run with few exchanges of many replies."""
         seen = 0
 
         def show(node: int, message: Message) -> None:
@@ -698,14 +658,13 @@ class Method(Strategy):
         return show
 
     def _part(self, run: Run, secure: bool, *, goes_on: bool = False) -> None:
-        """Let whoever is left erase the secrets of the run."""
         if secure:
             with contextlib.suppress(FedKernError):
                 number = run.log.number + 1
                 self.nodes.finish(run.grid, number=number, timeout=run.timeout, goes_on=goes_on)
 
     def _resumed(self, error: FedKernError) -> FedKernError:
-        """Return the error with which a run ends; where a checkpoint helps, it says to resume."""
+        """Return the error with which a run ends; its remedy is to resume if a checkpoint helps."""
         if not self.nodes.resumable or error.code not in _RESUMED or "resume" in str(error):
             return error
         return type(error)(
@@ -719,63 +678,53 @@ class Method(Strategy):
     # -- checkpoints
 
     def progress(self) -> dict[str, Any]:
-        """Return what a resumed run must know of the one that broke off."""
+        """Return the state that a resumed run needs."""
         return {"history": list(self.history_), "releases": self.noise_.reports()}
 
     def go_on(self, progress: Mapping[str, Any]) -> None:
-        """Take up a run that broke off, before the nodes are gathered."""
+        """Restore an interrupted run, before the nodes are collected."""
         self.history_ = progress["history"]
         self.noise_.go_on(progress.get("releases", {}))
 
     # -- Flower's rounds of training and evaluation: start() does not come here
 
     def configure_train(self, *args: Any, **options: Any) -> Iterable[Message]:
-        """Return no messages.
+        """Return no messages: :meth:`rounds` yields an ``Ask`` or a ``Sum`` instead.
 
-        What a strategy of Flower sends here is what :meth:`rounds` yields, an ``Ask`` or a ``Sum``:
-        whom it asks, and what. :meth:`fedkern_flwr.run.Run.ask` makes the messages, with what its
-        secure sums add to them, and :meth:`fedkern_flwr.nodes.Nodes.ask` sends them.
+        :meth:`fedkern_flwr.run.Run.ask` makes the messages, :meth:`fedkern_flwr.nodes.Nodes.ask`
+        sends them.
         """
         return []
 
     def aggregate_train(
         self, *args: Any, **options: Any
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return nothing.
+        """Return nothing: :meth:`rounds` receives totals or replies from its ``yield``.
 
-        What a strategy of Flower averages here is added under masks while the replies arrive
-        (:meth:`fedkern_flwr.nodes.Nodes.on_reply`), and opened by the run when enough are in.
-        :meth:`rounds` receives the totals, or the replies, as the value of its ``yield``; what it
-        makes of them is in ``model_``, which :meth:`start` puts into ``Result.arrays``.
+        Replies are added under masks as they arrive (:meth:`fedkern_flwr.nodes.Nodes.on_reply`),
+        and the sum is opened when enough are in. :meth:`start` copies ``model_`` to
+        ``Result.arrays``.
         """
         return None, None
 
     def configure_evaluate(self, *args: Any, **options: Any) -> Iterable[Message]:
-        """Return no messages.
+        """Return no messages: a step of :meth:`rounds` evaluates held-out rows.
 
-        Held-out rows are judged in a step of :meth:`rounds` as well: in a ``Sum`` that is declared
-        with ``held_out=True``, or a message of the method's own whose handler calls ``figures``.
+        This is a ``Sum`` with ``held_out=True``, or a message with a handler that calls
+        ``figures``.
         """
         return []
 
     def aggregate_evaluate(self, *args: Any, **options: Any) -> MetricRecord | None:
-        """Return nothing.
+        """Return nothing: :meth:`rounds` returns or yields the figures of held-out rows.
 
-        The figures of held-out rows are in what :meth:`rounds` returns, or in a ``Round`` that it
-        yields. :meth:`start` puts those whose names begin with ``test_`` into
-        ``Result.evaluate_metrics_clientapp``.
+        :meth:`start` copies figures named ``test_...`` to ``Result.evaluate_metrics_clientapp``.
         """
         return None
 
 
 class PrivateMethod(Method):
-    """A method whose sums may have noise, so that a run keeps a budget of privacy.
-
-    Attributes
-    ----------
-    budget : Budget or None
-        What a run may cost; None without noise.
-    """
+    """A method with sums that may have noise, so that a run keeps a privacy ``budget``."""
 
     privacy_epsilon: float | None = option(
         None,
@@ -809,13 +758,12 @@ class PrivateMethod(Method):
             check_accountant()
 
     def budget_report(self) -> dict[str, Any]:
-        """Return what the run may cost, what it released and what that cost, for ``privacy()``."""
+        """Return the budget, the releases and their cost, for ``privacy()``."""
         if self.budget is None:
             return {}
         return {"budget": {**vars(self.budget), "releases": [*self.noise_.reports().values()]}}
 
     def privacy(self) -> dict[str, Any]:
-        """Return what the server sees, and the budget."""
         return {**super().privacy(), **self.budget_report()}
 
 

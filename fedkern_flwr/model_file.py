@@ -1,7 +1,7 @@
-"""Files of models: what a run has learned, for later runs and other machines.
+"""Save and load model files, for later runs and other machines.
 
-A model file is an ``.npz`` of :mod:`fedkern_flwr.checkpoint` whose JSON object begins with what the
-file is: its format and the version of that, the method, and the release that wrote it.
+A model file is an ``.npz`` of :mod:`fedkern_flwr.checkpoint`. Its JSON object starts with format,
+version, method and release.
 """
 
 from __future__ import annotations
@@ -26,19 +26,7 @@ _HEADER = "file"
 def save_model(
     path: str | Path, method: str, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
 ) -> None:
-    """Save what a strategy's ``model()`` returned.
-
-    Parameters
-    ----------
-    path : path
-        The file, ``.npz``.
-    method : str
-        Name of the method, such as ``"fed-cg"``.
-    arrays : mapping
-        Named arrays.
-    meta : mapping
-        What else belongs to the model, as JSON.
-    """
+    """Save the result of a strategy's ``model()`` to an ``.npz`` file."""
     header = {"format": FORMAT, "version": VERSION, "method": method, "fedkern_flwr": __version__}
     save_arrays(Path(path), arrays, {_HEADER: header, **meta})
 
@@ -46,25 +34,24 @@ def save_model(
 def load_model(
     path: str | Path, method: str | None = None
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Load what :func:`save_model` saved.
+    """Load the file of :func:`save_model`.
 
     Parameters
     ----------
     path : path
         The file.
     method : str, optional
-        The method that the model must be of.
+        Required method of the model.
 
     Returns
     -------
     arrays, meta : dict
-        As they were saved, without the header.
+        As they were saved.
 
     Raises
     ------
     CheckpointError
-        There is no such file, it is damaged or no model, of another method, or written by a newer
-        release in another format.
+        The file is missing, damaged, no model, of another method, or from a newer release.
     """
     if not Path(path).is_file():
         raise CheckpointError(
@@ -112,22 +99,9 @@ def check_model(
     shapes: Mapping[str, tuple[int, ...]],
     needs: Iterable[str] = (),
 ) -> None:
-    """Refuse a model of another method, or whose arrays do not fit what it says of itself.
+    """Refuse a model of another method, or one that is inconsistent.
 
-    Parameters
-    ----------
-    method : str
-        Name of the method.
-    arrays, meta : mapping
-        The model.
-    shapes : mapping
-        Name -> shape that the array must have.
-    needs : iterable of str
-        What it must say of itself.
-
-    Raises
-    ------
-    CheckpointError
+    ``shapes`` are the required shapes of arrays, ``needs`` the required entries of ``meta``.
     """
     if meta.get("method") != method:
         raise CheckpointError(
@@ -160,12 +134,7 @@ def check_model(
 
 
 def check_made_with(strategy: type, options: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """Refuse a model that was made with other options than those of a strategy at hand.
-
-    Raises
-    ------
-    CheckpointError
-    """
+    """Refuse a model made with other options."""
     if any(meta.get(name) != value for name, value in options.items()):
         raise CheckpointError(
             "the model was made with other options",

@@ -1,4 +1,4 @@
-"""The configuration of a node, and the files that it names."""
+"""Read the configuration of a node, and the files that it names."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from .node.failures import unwritable
 from .tables.dialect import read_class_of
 from .tables.table import Table
 
-# -- A node's configuration, read anew while its SuperNode runs and runs go on
+# -- a node's configuration, read again while its SuperNode and its runs continue
 #
-# A SuperNode reads its configuration once and hands a copy of it to every run. Restarted, it would
-# break off what it is doing. So it is left alone: whoever keeps a node warm reads the file again
-# when told to, and every process that answers a message is a copy of it and has what was read last,
-# in place of what the SuperNode hands over. A message that is being answered ends as it began. A
-# file that cannot be used changes nothing. Files that the configuration names, such as tables and
-# the policy, are read with every message anyway.
+# A SuperNode reads its configuration once and gives every run a copy. A restart would interrupt its
+# runs. So the process that keeps a node warm reads the file again on request. Every process that
+# answers a message is a copy of it, and uses the latest configuration instead of the SuperNode's. A
+# message in progress is not affected. An unusable file changes nothing. Files named in the
+# configuration, such as tables and the policy, are read with every message anyway.
 
 Config = dict[str, str | int | float | bool]
 
 #: Who the node is and where it keeps what it remembers: to change these it is started again.
 FIXED = ("partition-id", "num-partitions", "role", "group", "state-dir", SIMULATION)
 
-#: File of a state-dir: the partition whose folder it is.
+#: File of a state-dir: the partition that owns the folder.
 _OWNER = "partition"
 
 _latest: Config | None = None
@@ -44,8 +43,8 @@ def read_config(file: Path) -> Config:
     Raises
     ------
     OptionError
-        It cannot be read, holds something else than texts, numbers and truth values, or names a
-        policy that is none.
+        It cannot be read, has a value of another type than text, number or boolean, or names an
+        invalid policy.
     """
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -66,19 +65,19 @@ def read_config(file: Path) -> Config:
 
 
 def reread_config(file: Path, before: Mapping[str, Any]) -> Config:
-    """Read the file again; from now on copies of this process answer with it.
+    """Read the file again; new copies of this process then use it.
 
     Parameters
     ----------
     file : Path
         The file of ``--node-config``.
     before : mapping
-        The configuration that holds so far, and goes on to hold if this raises.
+        The current configuration, which stays if this raises.
 
     Raises
     ------
     OptionError
-        It cannot be used, or says that this is another node.
+        It cannot be used, or is that of another node.
     """
     global _latest
     found = read_config(file)
@@ -94,20 +93,16 @@ def reread_config(file: Path, before: Mapping[str, Any]) -> Config:
 
 
 def renew(context: Context) -> None:
-    """Put the configuration that was read last in place of the one that a context has."""
+    """Replace the configuration of a context by the one read last."""
     if _latest is not None:
         context.node_config = dict(_latest)
 
 
 def claim_folder(state_dir: Path, partition: int) -> None:
-    """Refuse a ``state-dir`` that another partition used first; note who uses a new one.
+    """Refuse a ``state-dir`` that another partition used first; mark a new one.
 
-    The ledger and the freeze in it belong to a partition. Under another number a node would count
-    anew what it opens about the same rows. Two nodes in one folder would change each other's files.
-
-    Raises
-    ------
-    OptionError
+    Ledger and freeze belong to a partition. With another number a node would count its releases
+    from zero. Two nodes in one folder would overwrite each other's files.
     """
     file, own = state_dir / _OWNER, f"{partition}\n"
     if not file.exists():
@@ -132,17 +127,7 @@ def claim_folder(state_dir: Path, partition: int) -> None:
 def read_secret(path: str | Path | None, name: str) -> bytes | None:
     """Read a secret from a file in hexadecimal; None without a file.
 
-    Parameters
-    ----------
-    path : path or None
-        The file.
-    name : str
-        What the secret is called in errors, such as ``"the alignment key"``.
-
-    Raises
-    ------
-    OptionError
-        The file cannot be read, or holds something else.
+    ``name`` is its name in errors, such as ``"the alignment key"``.
     """
     try:
         return None if path is None else bytes.fromhex(Path(path).read_text())
@@ -155,32 +140,19 @@ def read_secret(path: str | Path | None, name: str) -> bytes | None:
 
 
 def read_classes(text: str) -> tuple[str, ...]:
-    """Return the names of all classes, those of text sorted.
+    """Return the names of all classes; text is sorted.
 
     Parameters
     ----------
     text : str
-        The classes, separated by commas; empty for none. Or labels and their classes, such as
-        ``0=no,1=yes``.
+        Classes separated by commas, "" for none; or labels and classes, such as ``0=no,1=yes``.
     """
     names = tuple(dict.fromkeys(name for _, name in read_class_of(text)))
     return names if are_numbers(names) else tuple(sorted(names))
 
 
 def check_predictions(node: Mapping[str, object], *, predicting: bool) -> None:
-    """Refuse a node that shall predict its test data and names no file for that.
-
-    Parameters
-    ----------
-    node : mapping
-        The node's configuration.
-    predicting : bool
-        Whether the run predicts with a saved model.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse a node that must predict its test data and has no file for the predictions."""
     if predicting and "test-data" in node and "predictions" not in node:
         raise OptionError(
             "there is nowhere to write the predictions",
@@ -192,27 +164,20 @@ def check_predictions(node: Mapping[str, object], *, predicting: bool) -> None:
 def whole_rows(
     table: Table, path: str | Path, missing: str, *, labels: bool, numbered: bool = False
 ) -> Table:
-    """Return the rows that lack nothing.
+    """Return the rows without NaN and empty ids.
 
     Parameters
     ----------
     table : Table
-        Where a cell, a label or an id is missing it holds NaN or an empty id.
+        The rows.
     path : path
-        Its file, which errors name.
+        Its file, for errors.
     missing : {"error", "drop-row"}
-        Refuse a table that lacks something, or leave its rows out.
+        Refuse a table with incomplete rows, or drop these.
     labels : bool
         Whether a row needs a label.
     numbered : bool (default: False)
-        Whether rows are known by their place in the file, so that none may be left out.
-
-    Raises
-    ------
-    TableError
-        A row lacks something and ``missing`` is ``error`` or it is ``numbered``, or every row does.
-    OptionError
-        ``missing`` is something else.
+        Whether rows are known by their place in the file, so that none may be dropped.
     """
     if missing not in ("error", "drop-row"):
         raise OptionError(

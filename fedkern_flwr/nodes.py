@@ -1,8 +1,7 @@
-"""The nodes of one run, as its server knows them.
+"""Manage the nodes of one run at the server.
 
-Who they are and which of them answer, and the keys, shares and votes with which sums over them are
-opened. Methods do not come here: :mod:`fedkern_flwr.run` asks what a method wants to know, and
-leaves to this module whom to ask and what to do about silence.
+It knows which nodes there are and which answer, and opens sums with their keys, shares and votes.
+:mod:`fedkern_flwr.run` sends a method's requests through it.
 """
 
 from __future__ import annotations
@@ -68,29 +67,18 @@ _OWN = re.compile(rf"{_SAID}|RefusedError: (the app .+)")
 
 
 class Nodes:
-    """The nodes of one run: who they are, who failed to answer, and the sums over them.
+    """The nodes of one run: descriptions, failures, and sums over them.
 
-    Parameters
-    ----------
-    method : str
-        Name of the method, which nodes are told.
-    min_clients : int (default: 1)
-        The run stops, with its checkpoint, when fewer clients answer a round.
-    max_missed : int (default: 10)
-        A client that misses so many rounds in a row is left out of the rest of the run.
-    node_timeout : float (default: 120.0)
-        Seconds to wait for the nodes at the start, and for one that is away later.
-    min_cohort : int (default: 2)
-        Of secure sums: least number of clients in a sum whatever the threshold.
+    The parameters are those of :class:`~fedkern_flwr.method.Method`.
 
     Attributes
     ----------
     session : str
         Random name of the run.
     parties : dict
-        Node id -> its description, sorted by partition.
+        Node id -> its description, by partition.
     left_out : list of int
-        Partitions left out for missing too many rounds.
+        Partitions excluded for missing too many rounds.
     ledger : Ledger
         Exchanges, bytes, seconds and failures.
     failures : dict
@@ -98,21 +86,14 @@ class Nodes:
     sums : SecureSum or None
         The secure sums of the run.
     contributors : dict
-        Name of a sum that was declared -> partitions over which it was opened last.
+        Name of a sum -> partitions over which it was opened last.
     spoilers : set of int
-        Partitions whose masks did not fit in the last sum that could not be opened.
-    watch : Watch or None
-        In deployments: who is awaited.
+        Partitions with wrong masks in the last sum that could not be opened.
     listener : callable or None
-        Called with (node, reply) as a reply arrives, before secure sums take their parts out of it.
-        An error of ours that it raises counts as an invalid reply.
+        Called with (node, reply) on arrival, before sections of secure sums are removed. A
+        FedKernError that it raises makes the reply invalid.
     keeps, resumable : bool
-        Whether the run is to keep a checkpoint, and whether there is one to go on from.
-
-    Raises
-    ------
-    OptionError
-        An option is out of its range.
+        Whether the run should keep a checkpoint, and whether there is one.
     """
 
     def __init__(
@@ -156,24 +137,10 @@ class Nodes:
         figures: str | Path | None = None,
         **request: Any,
     ) -> None:
-        """Wait for the nodes and ask each who it is.
+        """Wait for the nodes and request their descriptions.
 
-        The nodes' ``num-partitions`` tells how many there must be; late nodes are described as they
-        come. Nobody is left out silently: a node that fails here fails the run. Releases of the
-        same protocol work together; a warning names nodes that have another one than the server.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid.
-        reply : type
-            Class of the answers.
-        check : callable
-            Refuses parties that do not fit together.
-        figures : path, optional
-            In deployments: file for figures of the run, for Prometheus.
-        **request
-            Fields of :class:`~fedkern_flwr.wire.describe.DescribeRequest`.
+        The nodes' ``num-partitions`` is their expected number. A node that fails here fails the
+        run. Releases with the same protocol work together; a warning names those that differ.
 
         Raises
         ------
@@ -182,7 +149,7 @@ class Nodes:
         ProtocolError
             A node's table or its reply does not fit.
         CheckpointError
-            A node has forgotten the run that is resumed.
+            A node has lost its state of the run to resume.
         """
         if not is_simulated(grid):
             path = Path(figures) if figures else None
@@ -242,7 +209,6 @@ class Nodes:
         reply: type[DescribeReply],
         timeout: float,
     ) -> Iterable[tuple[int, DescribeReply, str]]:
-        """Ask nodes who they are; return each with its description and its release."""
         messages = request_messages(asked, nodes, group_id=_DESCRIBE)
         ledger, watch = self.ledger, self.watch
         outcome = exchange(
@@ -279,10 +245,9 @@ class Nodes:
         allow_single: bool = False,
         relays_only: bool = False,
     ) -> None:
-        """Make ready for secure sums over cohorts, by default over everybody.
+        """Prepare secure sums over cohorts. Default: one of all parties.
 
-        ``relays_only`` means that nothing is summed: clients seal messages for each other with
-        their keys.
+        With ``relays_only`` nothing is summed: the keys only encrypt messages between clients.
         """
         parties = self.parties.values()
         self.sums = SecureSum(
@@ -299,7 +264,7 @@ class Nodes:
     # -- who they are
 
     def active(self) -> list[int]:
-        """Return the ids of the nodes that take part, by partition."""
+        """Return the ids of nodes that take part, by partition."""
         left_out = set(self.left_out)
         return [node for node, party in self.parties.items() if party.partition not in left_out]
 
@@ -308,7 +273,6 @@ class Nodes:
         return [self.parties[node].partition for node in self.active()]
 
     def node_of(self) -> dict[int, int]:
-        """Return partition -> node id."""
         return {party.partition: node for node, party in self.parties.items()}
 
     def name(self, node: int) -> str:
@@ -317,7 +281,6 @@ class Nodes:
         return f"node {node}" if known is None else str(known.called)
 
     def called(self, partition: int) -> str:
-        """Return the name of a party in messages."""
         names = {party.partition: party.called for party in self.parties.values()}
         return str(names.get(partition, called(partition)))
 
@@ -336,25 +299,18 @@ class Nodes:
         idle: Iterable[int] = (),
         awaits: bool = True,
     ) -> Outcome:
-        """Send messages and wait for the replies; count who failed, leave out who fails too often.
+        """Send messages and wait for the replies; count failures, exclude nodes with too many.
 
-        Sections of secure sums are taken out of the replies as they arrive.
-
-        Parameters
-        ----------
-        grid, messages, phase, timeout, enough, idle, awaits
-            See :func:`fedkern_flwr.transport.exchange`.
-        number : int
-            Of the exchange, by which misses are counted: a round may have several exchanges.
-        required : int, optional
-            Least number of answers, by default ``min_clients``.
+        Sections of secure sums are removed from the replies as they arrive. ``number`` is the
+        round, by which misses are counted; at least ``required`` nodes (default: ``min_clients``)
+        must answer. For the rest see :func:`fedkern_flwr.transport.exchange`.
 
         Raises
         ------
         CohortError
-            Fewer answered than required.
+            Too few answered.
         RefusedError
-            A node refuses an order before anything was summed.
+            A node refuses a request before anything was summed.
         """
         outcome = exchange(
             grid,
@@ -380,7 +336,7 @@ class Nodes:
         return outcome
 
     def on_reply(self, node: int, message: Message) -> None:
-        """Take the sections of secure sums out of a reply as it arrives."""
+        """Remove the sections of secure sums from a reply as it arrives."""
         if self.listener is not None:
             self.listener(node, message)
         if self.sums is not None:
@@ -388,15 +344,13 @@ class Nodes:
             self.sums.take(partition, take_sections(message, party=self.name(node)))
 
     def in_order(self, outcome: Outcome) -> list[Message]:
-        """Return the replies sorted by partition, so that sums are reproducible."""
         return [outcome.replies[node] for node in self.parties if node in outcome.replies]
 
     def accept(self, node: int) -> None:
-        """Note that a client gave a proper answer."""
         self._missed[self.parties[node].partition] = 0
 
     def reject(self, node: int, failure: Failure, number: int) -> None:
-        """Count that a client gave none, or one that could not be used."""
+        """Count a missing or invalid answer of a client."""
         partition = self.parties[node].partition
         self.ledger.add_failure(partition, str(failure))
         once = self._last_missed.get(partition) != number  # a round may have several exchanges
@@ -408,7 +362,7 @@ class Nodes:
             logger.warning("%s is left out after %d rounds", self.name(node), missed)
 
     def forgive(self) -> None:
-        """Forget who has missed rounds: nobody is left out for them any more."""
+        """Forget missed rounds, and exclude nobody."""
         self._missed.clear()
         self.left_out.clear()
 
@@ -420,12 +374,7 @@ class Nodes:
         failures: Mapping[int, Failure] | None = None,
         required: int | None = None,
     ) -> None:
-        """Stop the run when fewer than ``required`` (``min_clients``) gave a proper answer.
-
-        Raises
-        ------
-        CohortError
-        """
+        """Stop the run if fewer than ``required`` (``min_clients``) answered properly."""
         least = self.min_clients if required is None else required
         if answers < least:
             raise self.broken(
@@ -435,7 +384,7 @@ class Nodes:
             )
 
     def broken(self, problem: str, phase: str) -> CohortError:
-        """Return the error with which a run ends for want of clients."""
+        """Return the error of a run with too few clients."""
         remedy = "mend the clients and start again"
         if self.resumable:
             remedy = "mend the clients and resume from the checkpoint"
@@ -454,14 +403,14 @@ class Nodes:
         return self.sums is not None and self.sums.contributors > 0
 
     def sections(self, sums: Sequence[RunningSum]) -> dict[int, list[PhaseMessage]]:
-        """Return node -> what its request must carry so that it contributes to ``sums``."""
+        """Return node -> the sections of a request to contribute to ``sums``."""
         parties = self.parties
         return {n: self._known.sections(parties[n].partition, sums) for n in self.active()}
 
     def unmask(
         self, grid: Grid, sums: Sequence[RunningSum], *, number: int, timeout: float
     ) -> None:
-        """Open sums whose vectors are in: one exchange, more when survivors vote or fall silent.
+        """Open sums: one exchange, more if survivors vote or drop out.
 
         Raises
         ------
@@ -474,7 +423,7 @@ class Nodes:
             request = sum_wire.VoteRequest(**about)
             self._ask_about(grid, request, ballots, timeout, partial(_voted, sums))
         complete = partial(_complete, sums)
-        if asked := known.unmask_sections(sums):  # nobody is asked where there are no self masks
+        if asked := known.unmask_sections(sums):  # none without self masks
             self._ask_about(grid, sum_wire.UnmaskRequest(**about), asked, timeout, complete)
         for attempt in range(1, _FOLLOW_UPS + 1):
             missing = known.recover_sections(sums)
@@ -496,7 +445,6 @@ class Nodes:
         timeout: float,
         enough: Callable[[], bool],
     ) -> None:
-        """Ask parties about sums: each gets its own sections."""
         nodes = self.node_of()
         by_node = {nodes[p]: own for p, own in sections.items() if p in nodes}
         number = request.round
@@ -505,14 +453,14 @@ class Nodes:
         self.ask(grid, messages, required=0, enough=enough, **about)
 
     def blame(self, running: RunningSum, error: SumError, number: int) -> None:
-        """Count an aborted sum against the parties whose masks did not fit."""
+        """Count an aborted sum against the parties with wrong masks."""
         self.spoilers |= set(running.suspects)
         for node, party in self.parties.items():
             if party.partition in running.suspects:
                 self.reject(node, Failure.invalid(error), number)
 
     def finish(self, grid: Grid, *, number: int, timeout: float, goes_on: bool = False) -> None:
-        """Let all clients erase what a run leaves on them; wait a minute at most."""
+        """Let all clients erase the run; wait at most a minute."""
         kind = sum_wire.BreakRequest if goes_on else sum_wire.FinishRequest
         request = kind(session=self.session, round=number)
         messages = request_messages(request, self.parties, group_id="finish")
@@ -520,13 +468,7 @@ class Nodes:
         self.ask(grid, messages, timeout=min(timeout, FAREWELL), awaits=False, **about)
 
     def check_count(self, problem: str) -> None:
-        """Stop, or warn, where a sum would release too many numbers: as the nodes would.
-
-        Raises
-        ------
-        RefusedError
-            A node refuses it.
-        """
+        """Stop, or warn, if a sum would break a node's release limit."""
         strictest = {party.counting for party in self.parties.values()}
         if problem and "refuse" in strictest:
             raise counting.small_sum(problem)
@@ -534,12 +476,12 @@ class Nodes:
             logger.warning("the rows behind a sum can be computed: %s", problem)
 
     def note_untold(self) -> None:
-        """Say why there are no figures of held-out rows, though there are rows."""
+        """Warn that nodes withhold figures of held-out rows."""
         if any(party.test_rows for party in self.parties.values()):
             logger.warning("nodes keep figures of held-out rows to themselves, by their policies")
 
     def unknowns(self, name: str, cohort: int = 0, *, labels: int = 1) -> float:
-        """Return the numbers that hide behind a sum: those of the rows in it, with ``labels``."""
+        """Return the unknowns in a sum: cells of its rows, with ``labels`` more columns."""
         held_out = name.startswith(counting.OF_HELD_OUT)
         cells = {
             p.partition: ((held_out and p.test_rows) or p.rows) * (p.features + labels)
@@ -548,7 +490,7 @@ class Nodes:
         return counting.hidden_rows(cells, self._known.membership.cohorts[cohort].members)
 
     def warn_released(self, name: str, unknowns: Callable[[str, int], float]) -> None:
-        """Warn once of a sum of more numbers than unknowns; in deployments the nodes do."""
+        """Warn once about a sum with more numbers than unknowns; in deployments the nodes do."""
         if name in self._warned or self.watch is not None:
             return
         for entry in self.released(unknowns):
@@ -558,15 +500,11 @@ class Nodes:
                 logger.warning("the rows behind the sum %r can be computed: %s", name, problem)
 
     def released(self, unknowns: Callable[[str, int], float]) -> list[dict[str, Any]]:
-        """Return the numbers and unknowns of all sums that the server opened, by name.
+        """Return numbers and unknowns of all sums that the server opened, by name.
 
-        Sums of one name over the same cohort count together; of several cohorts the one with the
-        most numbers for an unknown is told.
-
-        Parameters
-        ----------
-        unknowns : callable
-            (name, cohort) -> unknowns of the sum.
+        Sums of one name over the same cohort count together. Of several cohorts, the one with the
+        most numbers per unknown is reported. ``unknowns`` maps (name, cohort) to the unknowns of
+        the sum.
         """
         worst: dict[str, tuple[float, dict[str, Any]]] = {}
         for (full, cohort), numbers in (self.sums.released if self.sums else {}).items():
@@ -580,10 +518,7 @@ class Nodes:
         return [entry for _, entry in worst.values()]
 
     def privacy(self, *, whole_cohorts: bool = False) -> dict[str, Any]:
-        """Return the parameters of the secure sums; ``whole_cohorts``: all are without self masks.
-
-        Then every member of a cohort must contribute.
-        """
+        """Return the parameters of the secure sums; with ``whole_cohorts`` all lack self masks."""
         out: dict[str, Any] = {"protocol": "secure sums", "min_cohort": self.min_cohort}
         out["everybody_sees"] = [
             "who takes part in which sums, with how many rows and held-out rows, its public key, "
@@ -609,7 +544,7 @@ class Nodes:
     # -- checkpoints
 
     def progress(self) -> dict[str, Any]:
-        """Return what a resumed run must know of the one that broke off."""
+        """Return the state that a resumed run needs."""
         return {
             "session": self.session,
             "nonces": self._nonces,
@@ -619,7 +554,7 @@ class Nodes:
         }
 
     def go_on(self, progress: Mapping[str, Any]) -> None:
-        """Take up a run that broke off, before the nodes are gathered."""
+        """Restore an interrupted run, before the nodes are collected."""
         self.resumable = True
         self.session, self._nonces = progress["session"], progress.get("nonces", {})
         self.ledger = Ledger.from_dict(progress["ledger"])
@@ -636,12 +571,7 @@ def _voted(sums: Sequence[RunningSum]) -> bool:
 
 
 def _refuse_failures(failures: Mapping[int, Failure]) -> None:
-    """Raise the first failure, in the words of the node where it is one of our own errors.
-
-    Raises
-    ------
-    RefusedError, ProtocolError
-    """
+    """Raise the first failure, with the node's text if it is a FedKernError."""
     if not failures:
         return
     node, failure = next(iter(sorted(failures.items())))

@@ -1,4 +1,4 @@
-"""Options that are declared once, as annotated attributes of a strategy; what was removed."""
+"""Declare options once, as annotated attributes of a strategy; handle removed options."""
 
 from __future__ import annotations
 
@@ -34,22 +34,7 @@ class UnknownOptionError(OptionError, TypeError):
 
 @dataclass(frozen=True)
 class Declared:
-    """What is declared of an option.
-
-    Attributes
-    ----------
-    default : object
-    help : str
-        One or more sentences; a command's help shows the first.
-    least, most : float
-        Bounds of a number, which may be taken.
-    above, below : float
-        Bounds of a number, which may not.
-    of_model : bool
-        Whether it determines the model: a checkpoint must have the same.
-    name, type
-        Filled in from the attribute.
-    """
+    """Declaration of an option, see :func:`option`."""
 
     default: Any
     help: str = ""
@@ -62,17 +47,10 @@ class Declared:
     type: Any = None
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Take the name of the attribute."""
         object.__setattr__(self, "name", name)
 
     def check(self, value: Any) -> Any:
-        """Return a value in the type that is declared.
-
-        Raises
-        ------
-        OptionError
-            Another type, none of the choices, or out of bounds.
-        """
+        """Return a value in the declared type, or raise OptionError."""
         kinds = members(self.type)
         value = value.item() if isinstance(value, np.generic) else value
         if value is None and type(None) in kinds:
@@ -139,16 +117,16 @@ def option(
     below: float = math.inf,
     of_model: bool = True,
 ) -> Any:
-    """Declare an option of a method, which is an annotated attribute of its class.
+    """Declare an option of a method, as an annotated attribute of its class.
 
     Parameters
     ----------
     default : object
-        Its default. None may be given for any type: the constructor puts in what it stands for.
+        Default. None is allowed for any type, if the constructor replaces it.
     help : str
-        What it is.
+        Meaning.
     least, most, above, below : float
-        Bounds of a number.
+        Bounds of a number, the first two inclusive.
     of_model : bool (default: True)
         Whether it determines the model: a checkpoint must have the same.
     """
@@ -189,19 +167,14 @@ def describe(cls: type) -> str:
 
 
 def members(kind: Any) -> tuple[Any, ...]:
-    """Return the types that a union is of, or the one that is none."""
+    """Return the types in a union, or a single type."""
     if get_origin(kind) in (Union, types.UnionType):
         return tuple(part for member in get_args(kind) for part in members(member))
     return (kind,)
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse an option that is not one of the choices.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse a value that is none of the choices."""
     if value not in choices:
         raise OptionError(
             f"{name} is {value!r}",
@@ -211,12 +184,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    """Refuse an option below its least value.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse a value below the least one."""
     if not isinstance(value, (int, float, np.number)):
         raise OptionError(f"{name} is {value!r}", remedy="use a number", code="FK-OPTION-TYPE")
     if not least <= value < math.inf:
@@ -226,19 +194,7 @@ def at_least(name: str, value: float, least: float) -> None:
 
 
 def check_memory(name: str, value: float, numbers: float) -> None:
-    """Refuse an option whose arrays this machine cannot hold, before any is made.
-
-    Parameters
-    ----------
-    name, value : str, float
-        The option.
-    numbers : float
-        How many float64 a simulation holds at once.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse an option if its arrays (``numbers`` of float64) exceed this machine's memory."""
     needed, there = 8.0 * numbers, memory()
     if needed > there:
         raise OptionError(
@@ -249,7 +205,7 @@ def check_memory(name: str, value: float, numbers: float) -> None:
 
 
 def memory() -> float:
-    """Return the bytes of memory that this process may take."""
+    """Return the bytes of memory that this process may use."""
     found = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
     limit, container = resource.getrlimit(resource.RLIMIT_AS)[0], Path("/sys/fs/cgroup/memory.max")
     limits = [str(limit), container.read_text().strip() if container.is_file() else "max"]
@@ -257,7 +213,6 @@ def memory() -> float:
 
 
 def unknown_option(cls: Any, name: str) -> UnknownOptionError:
-    """Return the error of an option that a strategy has not, with one that may be meant."""
     known = set(declared(cls))
     for base in cls.__mro__:
         if init := vars(base).get("__init__"):
@@ -289,22 +244,19 @@ class RemovedOptionError(OptionError):
 
 @dataclass(frozen=True)
 class Removed:
-    """An option that went, or values of an option that stays.
+    """An option that was removed, or values of one.
 
     Attributes
     ----------
-    code : str
-        What the error prints in brackets at its end.
     instead : str
-        What a user does now, in one sentence without a full stop.
+        What a user does now, without a full stop.
     defaults : tuple
-        The old defaults, which change nothing and are dropped.
+        Old defaults, which are ignored.
     values : tuple
-        The values that went, of an option that stays; empty where the whole option went.
+        Removed values; empty if the whole option was removed.
     places : str
         Where it was: ``run`` (strategy, command, app, model, checkpoint), ``client`` (argument of
-        the client), ``node`` (key of the node's configuration) and ``model`` (what a run adds to
-        its model).
+        the client), ``node`` (node configuration) and ``model`` (entry of a model).
     """
 
     code: str
@@ -315,11 +267,11 @@ class Removed:
 
     @property
     def switch(self) -> bool:
-        """Whether it was true or false."""
+        """Whether it was a boolean."""
         return any(isinstance(default, bool) for default in self.defaults)
 
     def error(self, name: str, value: Any) -> RemovedOptionError:
-        """Return the error of a value that means something this release does not do."""
+        """Return the error for a value that this release does not support."""
         shown = f"={value!r}" if isinstance(value, (str, float)) else ""  # no data, no secret
         return RemovedOptionError(
             f"{name}{shown} was removed",
@@ -329,7 +281,6 @@ class Removed:
 
 
 def _removed() -> tuple[dict[str, dict[str, Removed]], Removed]:
-    """Read what went; values are written as Python's."""
     found = tomllib.loads(files(__package__).joinpath("removed.toml").read_text(encoding="utf-8"))
     instead, rows = found.pop("instead"), dict[str, dict[str, Removed]]()
     for method, options in found.items():
@@ -344,7 +295,7 @@ def _removed() -> tuple[dict[str, dict[str, Removed]], Removed]:
 #: Method -> name of the option -> what there is to say; and of ``fedkern audit``, which attacks the
 #: papers' protocols and the defaults.
 REMOVED, AUDIT = _removed()
-#: Client -> method whose rows are the client's.
+#: Client -> its method in :data:`REMOVED`.
 CLIENTS = {
     "HybridKernelClient": "fed-cg",
     "VerticalKernelClient": "fdskl",
@@ -354,7 +305,7 @@ CLIENTS = {
 
 
 def gone(method: str, place: str = "run", known: Collection[str] = ()) -> dict[str, Removed]:
-    """Return the options of a method that went altogether and are not among those known."""
+    """Return the removed options of a method that are not ``known``."""
     return {
         name: row
         for name, row in REMOVED.get(method, {}).items()
@@ -371,27 +322,16 @@ def take_out(
     values: bool = True,
     level: int = logging.WARNING,
 ) -> dict[str, Any]:
-    """Return options without those that went.
+    """Return options without removed ones.
 
-    Parameters
-    ----------
-    method : str
-        Name of the method, such as ``"fed-cg"``.
-    options : mapping
-        Name of the option, with underscores, -> value.
-    known : collection of str (default: ())
-        Options that there are: what is said of them here is about something else of that name.
-    place : {"run", "client", "node", "model"} (default: "run")
-        What the options are of.
-    values : bool (default: True)
-        Whether to refuse values that went of options that stay.
-    level : int (default: logging.WARNING)
-        Of the note about those that are dropped; lower for what nobody wrote, as in a file.
+    ``known`` are existing options, which may have the name of a removed one. Without ``values``,
+    removed values of existing options pass. ``level`` is the log level of the note about ignored
+    options.
 
     Raises
     ------
     RemovedOptionError
-        One has another value than its old default.
+        A removed option has another value than its old default.
     """
     rows, absent = REMOVED.get(method, {}), gone(method, place, known)
     left, dropped = {}, []
@@ -421,20 +361,14 @@ def take_out_of_client(
     known: Collection[str] = (),
     place: str = "client",
 ) -> dict[str, Any]:
-    """Return arguments of a client, or keys of its node's configuration, without those that went.
-
-    Raises
-    ------
-    RemovedOptionError
-        One has another value than its old default.
-    """
+    """Return arguments of a client, or keys of its node's configuration, without removed ones."""
     kinds = getattr(client, "__mro__", ())  # a function that makes a client has none
     method = next((CLIENTS[c.__name__] for c in kinds if c.__name__ in CLIENTS), "")
     return take_out(method, options, known=known, place=place)
 
 
 def removed_value(name: str, value: Any) -> RemovedOptionError | None:
-    """Return the error of a value that went, whatever the method; None of one that never was."""
+    """Return the error for a value that some method removed, or None."""
     for rows in REMOVED.values():
         if name in rows and value in rows[name].values:
             return rows[name].error(name, value)
@@ -442,7 +376,7 @@ def removed_value(name: str, value: Any) -> RemovedOptionError | None:
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Tell whether a value, perhaps one that was typed, is a default."""
+    """Return whether a value, perhaps as text, is a default."""
     if isinstance(default, bool) or isinstance(value, bool):
         return value is default or str(value).lower() == str(default).lower()
     if isinstance(value, str) and isinstance(default, float):

@@ -1,4 +1,4 @@
-"""Messages that are under way while others are sent, for methods whose parties do not wait."""
+"""Send messages while others are under way, for methods with parties that do not wait."""
 
 from __future__ import annotations
 
@@ -22,21 +22,11 @@ _FIRST, _SIMULATED = 0.002, 0.01  # seconds between two looks in a simulation
 
 
 class Overlap:
-    """Messages under way, of a run that sends others meanwhile.
+    """Manage overlapping messages of a run.
 
-    The uploads to sums are taken out of the replies as they arrive. The method decides what is
-    asked again, and when a party has taken too long. A party has one message at a time.
-
-    Parameters
-    ----------
-    nodes : Nodes
-        Who takes part.
-    grid : Grid
-        Flower's grid.
-    timeout : float
-        Seconds that parties have.
-    check : callable
-        Refuses a reply that is well-formed but wrong, by its partition.
+    Uploads to sums are removed from the replies as they arrive. The method decides about
+    repetitions and time-outs. A party has one message at a time. ``check`` refuses a reply that is
+    well-formed but wrong.
     """
 
     def __init__(
@@ -55,11 +45,11 @@ class Overlap:
 
     @property
     def deadline(self) -> float:
-        """When the time of what is sent now is over."""
+        """When a message sent now times out."""
         return time.monotonic() + self.timeout
 
     def waiting(self, partitions: Iterable[int]) -> list[int]:
-        """Return those of the parties whose replies are waited for."""
+        """Return the parties among these that owe a reply."""
         there = {self.nodes.parties[node].partition for node in self._courier.waiting}
         return [p for p in partitions if p in there]
 
@@ -72,18 +62,10 @@ class Overlap:
         *,
         number: int,
     ) -> None:
-        """Send requests to partitions: one exchange. Arrays that they share are packed once.
+        """Send requests to partitions, as one exchange; shared arrays are packed once.
 
-        Parameters
-        ----------
-        requests, replies : mapping
-            Partition -> its request, and the class of its reply.
-        sums : sequence of RunningSum
-            What their cohorts contribute to.
-        deliveries : mapping
-            Partition -> the sum that it gets.
-        number : int
-            Of the exchange, for Flower.
+        ``replies`` has the class of each reply. The parties contribute to ``sums``; ``deliveries``
+        maps partitions to sums that they receive.
         """
         messages, packed = list[Message](), dict[Any, ArrayRecord]()
         sums_of = self.nodes.sums
@@ -109,12 +91,12 @@ class Overlap:
         self._sent, self._pause = time.monotonic(), _FIRST
 
     def arrived(self, number: int) -> Answers:
-        """Take what has arrived, or wait a little; return proper replies, and who failed.
+        """Read what has arrived, or wait briefly; return proper replies and failures.
 
         Raises
         ------
         ProtocolError
-            Another attempt would be no use.
+            A retry is useless.
         """
         began, nodes = time.monotonic(), self.nodes
         if self._courier.collect(self._outcome) or not self._courier.waiting:
@@ -148,7 +130,7 @@ class Overlap:
         return Answers(found, failures={of[n].partition: why for n, why in failed.items()})
 
     def give_up(self, partitions: Iterable[int], number: int) -> dict[int, Failure]:
-        """Wait no longer for those that have not answered; return that as failures."""
+        """Time out parties that have not answered; return these failures."""
         late = self.waiting(partitions)
         failed = dict.fromkeys(late, Failure("timed out", f"after {self.timeout:g} s"))
         for partition, failure in failed.items():
@@ -157,15 +139,7 @@ class Overlap:
         return failed
 
     def forget(self, partitions: Iterable[int]) -> None:
-        """Wait no longer for some: what they send is ignored."""
         self._courier.forget(self._node[p] for p in partitions)
 
     def unmask(self, running: RunningSum, number: int) -> None:
-        """Unmask and open a sum that enough have contributed to, and wait for it.
-
-        Raises
-        ------
-        SumError
-            It cannot be opened. Nothing is released.
-        """
         self.nodes.unmask(self.grid, [running], number=number, timeout=self.timeout)

@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, made fit for a log, a file or a terminal."""
+"""Sanitise foreign text for logs, files and terminals."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _RAW = 20  # times as many characters are looked at
 def plain_line(text: str, longest: int = LONGEST) -> str:
     r"""Return a text as one line of at most ``longest`` printable characters.
 
-    Sequences that a terminal obeys go as a whole, line breaks become spaces, and what else cannot
-    be seen goes as well: control characters, marks that turn the direction of writing.
+    Terminal sequences, control characters and marks of writing direction are removed; line breaks
+    become spaces.
 
     >>> plain_line("lost \x1b[31mall\x1b[0m\nrows\u202e")
     'lost all rows'
@@ -32,13 +32,7 @@ def plain_line(text: str, longest: int = LONGEST) -> str:
 
 
 def read_json(text: str | bytes, **how: Any) -> Any:
-    """Return what a JSON text of somebody else holds.
-
-    Raises
-    ------
-    ValueError
-        It is no JSON, or lists are nested deeper than Python can read.
-    """
+    """Parse foreign JSON; ValueError also if it is nested too deeply."""
     try:
         return json.loads(text, **how)
     except RecursionError:

@@ -1,11 +1,8 @@
-"""How many numbers about rows a run may open, planned before its first sum.
+"""Plan how many numbers about rows a run may open, before its first sum.
 
-Each node counts the numbers that the server opens about its rows, over all runs. It says in
-``describe`` which share of the unknowns of its rows this run should use. A strategy chooses its
-*default* sizes within that share of all nodes, and says so in the notes of the run. Sizes that the
-user states are taken as stated, and may be refused by a node.
-
-A simulation plans nothing: its nodes have a share of 1 and warn only.
+Each node counts the numbers opened about its rows, over all runs. In ``describe`` it reports which
+share of its unknowns this run should use. A strategy chooses its *default* sizes within the shares
+of all nodes. A node may refuse larger sizes that the user sets. A simulation plans nothing.
 """
 
 from __future__ import annotations
@@ -24,19 +21,10 @@ from .wire.describe import DescribeReply
 class Allowance:
     """What a run may open about the rows of its nodes.
 
-    Attributes
-    ----------
-    numbers : float
-        Numbers over all sums of the run; infinite where every node lets all pass.
-    columns : float
-        Columns whose products a sum may hold: half the hidden rows; infinite where nothing is
-        planned.
-    rows : float
-        Hidden rows of the node with the fewest unknowns.
-    share : float
-        The least share of a node; 1 where nothing is planned.
-    refuses : bool
-        Whether a node refuses more: those of deployments do, unless their owners let more pass.
+    ``numbers`` are those in all sums, infinite without limits. ``columns`` are the most in sums of
+    products: half the hidden rows. ``rows`` are the hidden rows of the node with the fewest.
+    ``share`` is the least of a node, 1 if nothing is planned. ``refuses`` is whether a node refuses
+    more, the default in deployments.
     """
 
     numbers: float = math.inf
@@ -47,20 +35,14 @@ class Allowance:
 
     @property
     def planned(self) -> bool:
-        """Whether default sizes are to keep within a share: a simulation keeps its own."""
+        """Whether default sizes are limited; not in simulations."""
         return self.share < 1.0 or self.refuses
 
     def square(self, linear: float = 0.0, *, times: int = 1, taken: float = 0.0) -> int:
-        """Return the most columns m of sums of products that may be opened.
+        """Return the most columns m in sums of products.
 
-        Parameters
-        ----------
-        linear : float
-            Further numbers for each column: m (m + 1) / 2 + linear m numbers in all.
-        times : int
-            How many such sums there are of the same rows.
-        taken : float
-            Numbers of other sums of the run.
+        There are ``times`` such sums over the same rows, of m (m + 1) / 2 + ``linear`` m numbers
+        each, and ``taken`` numbers in other sums.
         """
         if math.isinf(self.numbers):
             return 1 << 31
@@ -81,25 +63,24 @@ def allowance(
 ) -> Allowance:
     """Return what a run may open about the rows of some nodes, the least over them.
 
-    A node counts its own rows and those of the others without its strongest colluder. Where
-    something is planned and a node has no pinned identity, it counts its own rows alone: a server
-    may have invented the others.
+    A node counts its rows and those of the others without its strongest colluder. A node with
+    limits and without pinned identities counts only its rows: a server may have invented the
+    others.
 
     Parameters
     ----------
     parties : iterable of DescribeReply
-        The nodes whose rows are summed, the cohort.
+        Nodes of the cohort.
     labels : int
         Columns of a row besides its features.
     rows : mapping, optional
-        Partition -> its rows in the sums, such as those of a fold; by default all of them.
+        Partition -> its rows in the sums. Default: all.
     columns : int, optional
-        Columns of a row that the sums are about, labels included; by default all of them.
+        Columns used by the sums, labels included. Default: all.
     threshold : int, optional
-        The fewest parties with which a sum is opened; by default all.
+        Fewest parties with which a sum is opened. Default: all.
     beside : mapping, optional
-        Partition -> other party -> unknowns of a row in the columns that it has of all its rows,
-        see :func:`~.guard.counting.hidden_beside`.
+        Partition -> further columns, see :func:`~.guard.counting.hidden_beside`.
     """
     cohort = list(parties)
     counts = {p.partition: p.rows for p in cohort} if rows is None else rows

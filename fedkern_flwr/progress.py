@@ -1,4 +1,4 @@
-"""Say what long local work is doing, and count where the time of a run goes.
+"""Report long local work, and measure the time of a run by part.
 
 >>> shown = []
 >>> with listening(Listener(lambda *step: shown.append(step))):
@@ -6,8 +6,8 @@
 >>> shown
 [('training on 120 rows', 1, 3)]
 
-Nobody listens in a deployment. There the same text is a line at level DEBUG in the log of the
-process that works. It may name numbers of rows, so no message carries it.
+In a deployment the text is only logged, at level DEBUG, where the work is done. It may contain
+numbers of rows, so no message has it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,10 @@ _listener: ContextVar[Listener | None] = ContextVar("_listener", default=None)
 
 
 class Listener:
-    """Hear what the work of one run is doing, and count its seconds by part.
+    """Receive the progress of one run, and measure its seconds by part.
 
-    Parameters
-    ----------
-    show : callable
-        Called with what :func:`progress` is called with.
-
-    Attributes
-    ----------
-    seconds : dict
-        Part -> seconds spent in it while somebody listened. A part at hand is not in it yet.
+    ``show`` gets the arguments of :func:`progress`. ``seconds`` maps a part to the time spent in
+    it.
     """
 
     def __init__(self, show: Show) -> None:
@@ -50,11 +43,10 @@ class Listener:
         self._since = 0.0
 
     def start(self) -> None:
-        """Count the time from now on; what was before is not counted."""
         self._since = time.perf_counter()
 
     def turn_to(self, part: Part) -> Part:
-        """Count the time from now on for a part; return the part before."""
+        """Start to measure another part; return the part before."""
         before, now = self._part, time.perf_counter()
         self.seconds[before] += now - self._since
         self._part, self._since = part, now
@@ -63,7 +55,7 @@ class Listener:
 
 @contextmanager
 def listening(listener: Listener | None) -> Iterator[None]:
-    """Let a listener, or nobody, hear the work of the block, in this thread."""
+    """Let a listener, or None, receive the progress of the block, in this thread."""
     token = _listener.set(listener)
     if listener is not None:
         listener.start()
@@ -74,16 +66,14 @@ def listening(listener: Listener | None) -> Iterator[None]:
 
 
 def progress(text: str, done: int = 0, of: int = 0) -> None:
-    """Say what work begins now.
+    """Report the start of a step.
 
     Parameters
     ----------
     text : str
-        What is done, such as "training on 22,792 rows x 1,000 features". It stays the same while
-        the steps of one piece of work are counted.
+        Such as "training on 22,792 rows x 1,000 features"; constant for all steps of one task.
     done, of : int (default: 0)
-        The number of the step that begins, from 1, and of all steps. Without ``of`` nothing is
-        counted.
+        Number of the step, from 1, and of all steps; 0 for no count.
     """
     listener = _listener.get()
     if listener is not None:
@@ -96,7 +86,7 @@ def progress(text: str, done: int = 0, of: int = 0) -> None:
 
 @contextmanager
 def part(name: Part) -> Iterator[None]:
-    """Count the time of the block for a part of the run, where somebody listens."""
+    """Measure the time of the block for a part of the run."""
     listener = _listener.get()
     if listener is None:
         yield

@@ -1,4 +1,4 @@
-"""Methods that are found by their entry point, ours and those of other packages.
+"""Find methods by entry point, including those of other packages.
 
 A package registers a method in its ``pyproject.toml``::
 
@@ -20,19 +20,13 @@ GROUP = "fedkern.methods"
 
 @cache
 def registered() -> dict[str, EntryPoint]:
-    """Return the entry points of the installed packages by name."""
+    """Return name -> entry point."""
     return {point.name: point for point in sorted(entry_points(group=GROUP))}
 
 
 @cache
 def find_method(name: str) -> type[Method]:
-    """Return a registered method.
-
-    Raises
-    ------
-    OptionError
-        There is none of that name, or it cannot be used.
-    """
+    """Return a registered method; OptionError if it is missing or cannot be used."""
     if name not in registered():
         raise OptionError(
             f"there is no method {name!r}",
@@ -59,13 +53,7 @@ def find_method(name: str) -> type[Method]:
 
 @cache
 def client_of(method: type[Method]) -> type[MethodClient]:
-    """Return the client that belongs to a method.
-
-    Raises
-    ------
-    OptionError
-        The method does not name it.
-    """
+    """Return the client of a method; OptionError if the method names none."""
     found = method.client
     if isinstance(found, str) and found:
         module, _, name = found.partition(":")

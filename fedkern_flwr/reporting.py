@@ -1,4 +1,4 @@
-"""What the server of an app says at the end: a log for people, a JSON file for programs."""
+"""Report the end of a run at the server: a log for people, a JSON file for programs."""
 
 from __future__ import annotations
 
@@ -25,32 +25,28 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def settings_text(config: Mapping[str, Any]) -> str:
-    """Return what a run is configured with as one line, the same at server and node."""
+    """Return the configuration of a run as one line, equal at server and nodes."""
     stated = {key: value for key, value in config.items() if value != ""}
     return json.dumps(stated, sort_keys=True)
 
 
 def settings_digest(config: Mapping[str, Any]) -> str:
-    """Return what tells whether server and node speak of the same configuration of a run."""
+    """Return a digest by which server and nodes compare the configuration."""
     return hashlib.sha256(settings_text(config).encode()).hexdigest()[:16]
 
 
 @dataclass
 class RunFacts:
-    """Which run a result is of, to find it in Flower's list of runs and in the nodes' ledgers.
+    """Identify a run in Flower's list of runs and in the nodes' ledgers.
 
     Attributes
     ----------
     flower : object
-        Flower's ``Run``, which a grid of a SuperLink has; None in a simulation.
+        Flower's ``Run`` of a grid with a SuperLink; None in a simulation.
     settings : dict
-        The run configuration. Its digest is in the nodes' ledgers too.
+        Run configuration. Its digest is in the nodes' ledgers too.
     config : dict
-        The same with None for values that may be paths or secrets.
-    strategy : object
-        The strategy, as soon as there is one: it knows the session and the nodes.
-    began : str
-        When the run began.
+        The same with None for possible paths or secrets.
     """
 
     flower: Any = None
@@ -91,11 +87,11 @@ class RunFacts:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, by a ``KeyboardInterrupt``.
+    """Let SIGTERM and SIGHUP end the block by a ``KeyboardInterrupt``, as Ctrl-C does.
 
-    Also where another handler was set for Ctrl-C, as Flower does for an app. What is ignored stays
-    so, as SIGHUP does of what ``nohup`` has started. No handler can be set beside the main thread,
-    where Flower's simulations run a strategy.
+    Ctrl-C does so too if Flower has set another handler for it. Ignored signals stay ignored, such
+    as SIGHUP under ``nohup``. Outside the main thread, as in Flower's simulations, nothing is
+    changed.
     """
     main = threading.current_thread() is threading.main_thread()
     numbers = [n for n in _ENDS if main and signal.getsignal(n) != signal.SIG_IGN]
@@ -108,39 +104,16 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def write_result(path: str | Path, result: Mapping[str, Any]) -> None:
-    """Write plain values as JSON; nothing is written where the path is empty.
-
-    Raises
-    ------
-    EngineError
-        See :func:`write_somewhere`.
-    """
+    """Write plain values as JSON, unless the path is empty."""
     if path:
         text = json.dumps(result, indent=2, allow_nan=False, default=_plain)
         write_somewhere(path, lambda file: write_atomically(file, f"{text}\n".encode()))
 
 
 def write_somewhere(path: str | Path, write: Callable[[Path], None]) -> Path:
-    """Write a file that took hours to make: where its disk is full, in another folder.
+    """Write a file; if that fails, in the current folder or in this user's temporary one.
 
-    The others are the current one and this user's own in the system's place for temporary files.
-
-    Parameters
-    ----------
-    path : path
-        Where the file should be.
-    write : callable
-        Writes it where it is told to.
-
-    Returns
-    -------
-    Path
-        Where it is. If that is elsewhere, the log says so.
-
-    Raises
-    ------
-    EngineError
-        It cannot be written anywhere.
+    Returns where the file is, and logs another place. EngineError if it cannot be written anywhere.
     """
     path = Path(path)
     try:
@@ -163,7 +136,7 @@ def write_somewhere(path: str | Path, write: Callable[[Path], None]) -> Path:
 
 
 def log_result(result: Mapping[str, Any]) -> None:
-    """Log what :meth:`Method.result` returned, line by line."""
+    """Log the result of :meth:`Method.result`, line by line."""
     for name, value in result.get("matched", {}).items():
         for key, facts in value.items() if isinstance(value, dict) else [("", value)]:
             logger.info("%s %s: %s", name.replace("_", " "), key, facts)
@@ -181,17 +154,10 @@ def log_result(result: Mapping[str, Any]) -> None:
 
 @contextmanager
 def errors_reported(path: str | Path, facts: RunFacts | None = None) -> Iterator[None]:
-    """Log an error of ours in one line, and write it to the file of the result.
+    """Log a FedKernError in one line, and write it to the result file.
 
-    The same is done for a signal that stops the run. The error goes on: Flower marks the run as
-    failed. The result of an earlier run is removed, so that a run that is killed has none.
-
-    Parameters
-    ----------
-    path : path
-        The file; empty for none.
-    facts : RunFacts, optional
-        Which run it is.
+    A signal that stops the run is treated alike. The error continues: Flower marks the run as
+    failed. An earlier result is removed first, so that a killed run has none.
 
     Raises
     ------
@@ -225,25 +191,22 @@ def errors_reported(path: str | Path, facts: RunFacts | None = None) -> Iterator
 
 
 def _plain(value: Any) -> Any:
-    """Return a NumPy scalar as Python's."""
     return value.item()
 
 
 def whether_converged(
     converged: bool, apart: str, remedy: str, *, after: str = ""
 ) -> dict[str, Any]:
-    """Return the metric that says whether a method came to its end; warn if it did not.
+    """Return the metric ``converged``; warn if it is false.
 
-    All that iterates says so in this line and under this name: the table of a run, its
-    ``result.json`` and the report of a comparison read nothing else.
+    All iterative methods use it, so that tables, ``result.json`` and reports agree.
 
     Parameters
     ----------
     converged : bool
-        Whether it came to what it was to come to. Of what learns from a stream: whether it predicts
-        better than a constant.
+        Whether the target was reached. For streams: whether it predicts better than a constant.
     apart : str
-        How far it is from that.
+        How far it is from the target.
     remedy : str
         What to do about it.
     after : str
@@ -256,6 +219,6 @@ def whether_converged(
 
 
 def iterations_ended(done: int, converged: bool, apart: str, remedy: str) -> dict[str, Any]:
-    """Return the metrics of how so many iterations ended, see :func:`whether_converged`."""
+    """Return the metrics of an iteration's end, see :func:`whether_converged`."""
     ended = whether_converged(converged, apart, remedy, after=f"{done} iterations")
     return {"iterations": done, **ended}

@@ -1,10 +1,9 @@
-"""One run of a method: the loop that does what its generator yields.
+"""Run a method: execute the steps that its generator yields.
 
-A step of the generator (:mod:`fedkern_flwr.steps`) is a sum, a question, a delivery, a state to
-keep or a round to tell of. A question goes to nodes as messages, with the sections of its secure
-sums beside them. Two ideas of asking again are all there are: *each* (whoever did not answer,
-alone) and *enough* (the whole exchange anew, with new masks, so that nothing of the first attempt
-can be opened).
+A step (:mod:`fedkern_flwr.steps`) is a sum, a request, a delivery, a state to save or a round to
+report. A request is sent as messages, with sections of its secure sums. There are two ways to
+repeat one: *each* repeats it to the nodes that did not answer; *enough* repeats the whole exchange
+with new masks, so that nothing of the first attempt can be opened.
 """
 
 from __future__ import annotations
@@ -52,21 +51,20 @@ _AGAIN = ": others have erased what would make it anew"
 
 
 class Program(Protocol):
-    """All that a run knows of its method: ten names, of which each method has defaults.
+    """All that a run needs from its method; each method has defaults.
 
-    Its options are handed to the run as :class:`RunRules`, its generator to :meth:`Run.drive`.
+    Its options come as :class:`RunRules`, its generator in :meth:`Run.drive`.
 
     Attributes
     ----------
     planned : int
-        How many rounds, or exchanges, the run will take, for its progress: the generator sets it.
+        Number of rounds, or exchanges, of the run, for its progress; set by the generator.
     saved_, saved_meta_ : dict
-        What the last ``Save`` kept, in a run that is resumed; else empty. The run writes them
-        before it starts the generator, which goes on from them.
+        In a resumed run the state of the last ``Save``, from which the generator continues.
     kept_ : int or None
-        The exchange after which the clients kept what they go on from; written with them.
+        Exchange after which the clients saved their state.
     spent_ : set of int
-        Partitions that have opened what is opened once; written with them. No sum waits for these.
+        Partitions that have opened a sum that they open once. No sum waits for these.
     """
 
     planned: int
@@ -82,38 +80,18 @@ class Program(Protocol):
         """Refuse a reply that is well-formed but wrong."""
 
     def unknowns(self, name: str, cohort: int) -> float:
-        """Return how many unknowns hide behind a sum."""
+        """Return the number of unknowns in a sum."""
 
     def progress(self) -> dict[str, Any]:
-        """Return what a resumed run must know of the one that broke off."""
+        """Return the state that a resumed run needs."""
 
     def go_on(self, progress: Mapping[str, Any]) -> None:
-        """Take up a run that broke off, before the nodes are gathered."""
+        """Restore an interrupted run, before the nodes are collected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRules:
-    """How a run is kept and repeated, as its method declares it.
-
-    Attributes
-    ----------
-    method : str
-        Its name.
-    attempts : int
-        A question that too few answered is asked so often in all.
-    checkpoint : Path, optional
-        File for checkpoints.
-    checkpoint_every : int
-        Rounds from one checkpoint to the next, where they are ``confirmed``.
-    resume : bool
-        Whether the run goes on from the checkpoint.
-    confirmed, opens_once, reopens, counts_replies
-        See :class:`~fedkern_flwr.method.Method`.
-    budget : Budget, optional
-        What the run may cost in privacy.
-    releases : int
-        Sums about the same rows that share that budget.
-    """
+    """A method's rules for checkpoints and repetitions, see :class:`.Method`."""
 
     method: str
     attempts: int = 5
@@ -129,24 +107,15 @@ class RunRules:
 
     @classmethod
     def of(cls, method: object) -> RunRules:
-        """Return what a method declares."""
         return cls(**{rule.name: getattr(method, rule.name) for rule in fields(cls)})
 
 
 @dataclass
 class _Question:
-    """One question while it is asked, however often.
+    """State of a request, over all its attempts.
 
-    Attributes
-    ----------
-    attempt : int
-        How often it has been asked before.
-    same : bool
-        Whether it is asked as it was, with the same sums.
-    idle : set of int
-        Nodes that are only told that the run is over, and have not answered.
-    failures : dict
-        Node id -> why it did not answer the last time.
+    ``same`` is whether it is repeated unchanged, with the same sums. ``idle`` are nodes that only
+    need to know that the run is over, and have not answered.
     """
 
     attempt: int = 0
@@ -156,35 +125,26 @@ class _Question:
 
 
 class Run:
-    """One run of a method.
+    """Execute one run of a method.
 
     Parameters
     ----------
-    program : Program
-        The method.
-    rules : RunRules
-        What it declares.
+    program, rules : Program, RunRules
+        The method, and its rules.
     nodes : Nodes
-        Who takes part; they have been gathered.
+        Nodes of the run, after :meth:`.Nodes.gather`.
     grid : Grid
         Flower's grid.
     timeout : float
         Seconds to wait for the replies of an exchange.
     log : RunLog
-        What is written down of the run.
+        Checkpoints of the run.
     noise : Releases
-        What was released with noise.
+        Releases with noise.
     tell : callable
-        Called with each :class:`~fedkern_flwr.steps.Round`; returns its row of the history.
+        Called with each round; returns its row of the history.
     show : callable, optional
-        Called after each round with (rounds done, rounds in all, metrics of the round).
-
-    Attributes
-    ----------
-    over : bool
-        Whether the clients have erased what belongs to the run.
-    deliveries : dict
-        Partition -> sums on their way to it.
+        Called after each round with (rounds done, all rounds, metrics of the round).
     """
 
     def __init__(
@@ -212,7 +172,7 @@ class Run:
     # -- the generator
 
     def drive(self, rounds: Rounds) -> dict[str, Any]:
-        """Do what the generator yields until it returns; return its metrics."""
+        """Execute the generator's steps until it returns; return its metrics."""
         value: Any = None
         lost: CohortError | SumError | None = None
         while True:
@@ -258,7 +218,6 @@ class Run:
         )
 
     def _known_or(self, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what was answered before the run broke off; else ask, and note it."""
         if self.log.replay:
             return self.log.known(name)
         found = ask()
@@ -266,7 +225,6 @@ class Run:
         return found
 
     def _tell(self, step: Round) -> None:
-        """Tell of a round; its state is kept before anybody is shown it."""
         self._counts_exchanges = False
         row = self.tell(step)
         if step.save is not None:
@@ -279,7 +237,7 @@ class Run:
             self.show(number, max(self.program.planned, number), row)
 
     def _withdraw(self) -> None:
-        """Close what is on its way to clients, but for what is to be kept."""
+        """Close sums on their way to clients, except those to keep."""
         for receiver, waiting in self.deliveries.items():
             self.close(one.sum for one in waiting if not one.keep)
             self.deliveries[receiver] = [one for one in waiting if one.keep]
@@ -339,14 +297,14 @@ class Run:
     # -- questions
 
     def ask(self, step: Ask) -> Answers:
-        """Ask with messages of the method's own.
+        """Send a request with the method's own messages.
 
         Raises
         ------
         LostState
-            Somebody has forgotten what the question needs.
+            A node has lost the state that the request needs.
         CohortError
-            Not all have answered in the end.
+            Not all have answered after all attempts.
         """
         self._question = _Question()
         if step.until == "each":
@@ -357,7 +315,7 @@ class Run:
         return self._once(step) if step.until == "once" else self._enough(step)
 
     def _each(self, step: Ask) -> Answers:
-        """Ask, and whoever did not answer again, until each has."""
+        """Send a request; repeat it to nodes that did not answer, until each has."""
         question, requests = self._question, self._requests(step)
         found: dict[int, Any] = {}
         whole: dict[str, RunningSum] = {}
@@ -388,7 +346,7 @@ class Run:
         raise self._gave_up(step)
 
     def _once(self, step: Ask) -> Answers:
-        """Ask once; of a sum that cannot be opened nothing is released."""
+        """Send a request once. A sum that cannot be opened releases nothing."""
         nodes, requests = self.nodes, self._requests(step)
         running = self._order(step, requests)
         opened = list(running.values())
@@ -413,9 +371,9 @@ class Run:
         return found
 
     def _enough(self, step: Ask) -> Answers:
-        """Ask all, and again with new sums those whose sum has too few, until all have enough.
+        """Send a request to all; repeat it with new sums where too few answered.
 
-        Nothing of a sum that is repeated has been opened, nor will it be.
+        A sum that is repeated was not opened, and will never be.
         """
         problem = _MISSING
         replies: dict[int, Any] = {}
@@ -442,7 +400,6 @@ class Run:
         raise self._gave_up(step, problem)
 
     def _too_few(self, one: RunningSum) -> str:
-        """Return why a sum cannot be opened, if it cannot."""
         if self.log.again and set(one.uploaded) != set(self.log.again):
             return "those whose sum was being opened when the run broke off did not all answer"
         try:
@@ -464,7 +421,7 @@ class Run:
     ) -> dict[int, Any]:
         """Send requests with their sections; return the proper replies by partition.
 
-        Unless it is ``final`` whoever answers has yet to help to open the sums.
+        Unless ``final``, nodes that answer must still help to open the sums.
         """
         nodes, question = self.nodes, self._question
         self.log.number = self.log.asked = self._next(step)
@@ -499,18 +456,13 @@ class Run:
         return found
 
     def _stop_at_final(self, phase: str) -> None:
-        """End the run where a node said that another attempt would be no use, or all say one bug.
-
-        Raises
-        ------
-        ProtocolError, ClientError
-        """
+        """End the run if a retry is useless, or all nodes report the same bug."""
         nodes, failures = self.nodes, self._question.failures
         for node, failure in failures.items():
             failure.raise_final(phase, nodes.name(node))
         details = [failure.detail for failure in failures.values()]
         if len(details) == len(nodes.active()) and len(set(details)) == 1:
-            bug, _ = quoted_code(details[0])  # a client tells the class of a bug alone
+            bug, _ = quoted_code(details[0])  # a client sends only the class of a bug
             if bug.isidentifier():
                 problem, code = f"all clients ended in {bug}", "FK-CLIENT-RAISED"
                 raise ProtocolError(problem, remedy=_LOGS, phase=phase, code=code)
@@ -523,7 +475,6 @@ class Run:
         *,
         final: bool,
     ) -> dict[int, Any]:
-        """Return the proper replies by partition; the others count as failures."""
         nodes, question, reply = self.nodes, self._question, step.reply
         kinds: Mapping[int, Any] = (
             reply if isinstance(reply, Mapping) else dict.fromkeys(requests, reply)
@@ -532,7 +483,7 @@ class Run:
         for message in nodes.in_order(outcome):
             node = message.metadata.src_node_id
             partition = nodes.parties[node].partition
-            if node in question.idle:  # has been told that the run is over
+            if node in question.idle:  # it got the final message
                 question.idle.discard(node)
                 continue
             try:
@@ -552,7 +503,6 @@ class Run:
     def _messages(
         self, requests: Mapping[int, PhaseMessage], running: Sequence[RunningSum], step: Ask
     ) -> Iterable[Message]:
-        """Return the messages; a request, or its arrays, that several are asked are packed once."""
         sums, number, node_of = self.nodes.sums, self.log.number, self.nodes.node_of()
         packed: dict[tuple[int, ...], tuple[Arrays, ArrayRecord]] = {}
         alike: dict[int, tuple[PhaseMessage, list[int]]] = {}
@@ -585,7 +535,6 @@ class Run:
             yield from request_messages(bye, self._question.idle, group_id=str(number))
 
     def _addressed(self, request: PhaseMessage, number: int) -> PhaseMessage:
-        """Fill in what only the run knows."""
         known: dict[str, Any] = {"session": self.nodes.session, "round": number}
         if self._question.attempt:
             known["attempt"] = self._question.attempt
@@ -600,7 +549,6 @@ class Run:
         return dict(step.what)
 
     def _next(self, step: Ask) -> int:
-        """Return the number of the next exchange."""
         return self.log.number + (not self._question.same) if step.number is None else step.number
 
     # -- secure sums
@@ -608,7 +556,6 @@ class Run:
     def _order(
         self, step: Ask, requests: Mapping[int, PhaseMessage], without: Iterable[str] = ()
     ) -> dict[str, RunningSum]:
-        """Order the sums of the next exchange, but for some."""
         found = {}
         for term in step.sums:
             if term.key in without:
@@ -623,7 +570,6 @@ class Run:
     def _opened(
         self, step: Ask, replies: dict[int, Any], running: dict[str, RunningSum]
     ) -> Answers:
-        """Open what is the server's; keep what is to be delivered."""
         masked = [running[term.key] for term in step.sums if term.self_masks]
         if masked:
             self.log.number += step.number is None
@@ -643,14 +589,12 @@ class Run:
         return found
 
     def close(self, sums: Iterable[RunningSum]) -> None:
-        """Forget sums that nobody shall have."""
         for one in sums:
             self._sums.close(one)
 
     # -- failures
 
     def _gave_up(self, step: Ask, problem: str = _MISSING) -> CohortError:
-        """Return the error with which a run ends for want of answers."""
         nodes, phase = self.nodes, next(iter(self._requests(step).values())).phase
         failed = self._failed() or "replies without their sums"
         text = f"{problem}, {self.rules.attempts} times in a row: {failed}"
@@ -663,18 +607,15 @@ class Run:
         return CohortError(text, remedy=step.remedy or remedy, phase=phase, code="FK-PARTIES-LOST")
 
     def _failed(self) -> str:
-        """Return the first who did not answer, and why."""
         failures = sorted(self._question.failures.items())
         return ", ".join(f"{self.nodes.name(node)} {failure}" for node, failure in failures[:3])
 
     def _failed_parties(self) -> dict[int, Failure]:
-        """Return partition -> why it did not answer."""
         parties = self.nodes.parties
         return {parties[node].partition: why for node, why in self._question.failures.items()}
 
 
 def _by_party(flat: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the answers of each partition, of names such as ``2/total``."""
     found: dict[int, dict[str, Any]] = {}
     for name, value in flat.items():
         partition, _, key = name.partition("/")

@@ -1,8 +1,8 @@
-"""What a run writes down, so that a run that broke off goes on.
+"""Write checkpoints, so that an interrupted run can continue.
 
-A checkpoint holds what the method saved last, and what was answered since then: the generator is
-given that again, without an exchange. Methods that are ``confirmed`` have no log of answers; their
-checkpoint waits until all clients have kept their own state of the same round.
+A checkpoint has the state that the method saved last, and all answers since then: the generator
+gets these again, without an exchange. Methods that are ``confirmed`` log no answers; their
+checkpoint waits until all clients have saved their state of the same round.
 """
 
 from __future__ import annotations
@@ -29,31 +29,16 @@ if TYPE_CHECKING:
 
 _PATIENCE = 30  # checkpoints that one may wait to be confirmed; clients keep a few more states
 
-Answered = tuple[str, dict[str, Any]]  # what was asked for, what came
+Answered = tuple[str, dict[str, Any]]  # name of the request, answers
 
 
 class RunLog:
     """The checkpoints of a run, and the numbers of its exchanges.
 
-    Parameters
-    ----------
-    program : Program
-        The method.
-    rules : RunRules
-        What it declares.
-    nodes : Nodes
-        Who takes part.
-
-    Attributes
-    ----------
-    number : int
-        Of the exchange at hand; the clients refuse one that they have answered.
-    asked : int
-        Number of the last exchange that clients keep a state of.
-    again : list of int
-        Those whose sum was being opened when the run broke off.
-    replay : list
-        What was answered before the run broke off, and is not asked again.
+    ``number`` is that of the current exchange; clients refuse one that they have answered.
+    ``asked`` is the last exchange of which clients have a state. ``again`` are parties in a sum
+    that was being opened at the interruption. ``replay`` are answers from before it, which are not
+    requested again.
     """
 
     def __init__(self, program: Program, rules: RunRules, nodes: Nodes) -> None:
@@ -69,12 +54,12 @@ class RunLog:
     # -- going on
 
     def restore(self) -> tuple[Arrays, dict[str, Any]] | None:
-        """Load the checkpoint when the run is to be resumed.
+        """Load the checkpoint of a run to resume.
 
         Raises
         ------
         CheckpointError
-            The checkpoint is missing, damaged, of another version or of a run with other options.
+            It is missing, damaged, of another version or of a run with other options.
         """
         file = self.rules.checkpoint
         if not self.rules.resume or file is None:
@@ -96,20 +81,20 @@ class RunLog:
 
     @staticmethod
     def round_of(restored: tuple[Arrays, dict[str, Any]] | None) -> int:
-        """Return the round from which clients go on, 0 in a new run."""
+        """Return the round from which clients continue, 0 in a new run."""
         if restored is None:
             return 0
         kept = restored[1].get("kept")
         return int(restored[1]["round"] if kept is None else kept)
 
     def take_up(self, arrays: Arrays, meta: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint.
+        """Continue from a checkpoint.
 
         Raises
         ------
         CheckpointError
-            The run broke off while a sum was opened: asked again, with other survivors, the
-            difference of the two sums would be that of single clients.
+            The run was interrupted while a sum was opened. If it were repeated with other
+            survivors, the difference of the sums would reveal single clients.
         """
         program, sums = self.program, self.nodes.sums
         if self.rules.confirmed:
@@ -142,12 +127,12 @@ class RunLog:
             sums.go_on(meta["sums"])
 
     def known(self, name: object) -> dict[str, Any]:
-        """Return the next thing that was answered before the run broke off.
+        """Return the next logged answer.
 
         Raises
         ------
         CheckpointError
-            Something else was asked for then.
+            It belongs to another request.
         """
         known, value = self.replay.pop(0)
         if known != name:
@@ -163,17 +148,15 @@ class RunLog:
     # -- writing
 
     def note(self, name: str, value: dict[str, Any]) -> None:
-        """Note what was answered."""
         if self._since is not None:
             self._since.append((name, value))
             self._write()
 
     def lose(self) -> None:
-        """Note that something was answered that is not kept: a ``Save`` is needed."""
+        """Note that an answer was not logged, so that a ``Save`` is needed."""
         self._since = None
 
     def save(self, step: Save, outcome: Outcome) -> None:
-        """Keep a state; ``outcome`` is that of the last exchange."""
         if self.rules.confirmed:
             sums = {} if self.nodes.sums is None else {"sums": self.nodes.sums.progress()}
             self._keep(dict(step.arrays), {**step.meta, **sums})
@@ -195,15 +178,15 @@ class RunLog:
             meta = {"round": 0, "log": [], "saved": {}, "kept": None, "sums": {}, "number": 0}
         among = sorted({p for one in sums for p in one.uploaded})
         marked = {**meta, "opening": {"among": among, "asked": self.asked}}
-        if self._since is None or len(sums) > 1:  # it cannot be asked again as it was
+        if self._since is None or len(sums) > 1:  # it cannot be repeated unchanged
             marked["log"] = None
         self._put(arrays, {**self._shared(), **marked})
 
     def _write(self) -> None:
-        """Write all of it anew: at any moment there is one whole checkpoint, and none torn.
+        """Write the whole checkpoint again, atomically.
 
-        Ledger, history and masks change with every entry of the log too. A method whose log grows
-        long yields ``Save``, which begins it anew.
+        Ledger, history and masks change with every entry. A method with a long log yields ``Save``,
+        which empties it.
         """
         program, sums = self.program, self.nodes.sums
         if self.rules.checkpoint is None or self._since is None or self.replay:
@@ -226,13 +209,11 @@ class RunLog:
         self._put(arrays, {**self._shared(), **meta})
 
     def _keep(self, arrays: Arrays, meta: dict[str, Any]) -> None:
-        """Snapshot the state after the last exchange when a checkpoint is due.
+        """Copy the state after the last exchange if a checkpoint is due.
 
-        One is due every ``checkpoint_every`` rounds and after the last of ``planned``.
-
-        The clients save their private state in the same round. A snapshot is written only when
-        every client taking part has answered that round or a later one, because only then can
-        all of them go back to it.
+        One is due every ``checkpoint_every`` rounds and after the last of ``planned``. The clients
+        save their state in the same round. The copy is written when every client has answered that
+        round or a later one, because only then can all return to it.
         """
         number, every = self.asked, self.rules.checkpoint_every
         last = number >= self.program.planned
@@ -247,7 +228,6 @@ class RunLog:
         self._pending = (number, arrays, {**self._shared(), "round": number, **meta}, waiting)
 
     def _confirm(self, outcome: Outcome) -> None:
-        """Write the snapshot at hand once all its clients have confirmed."""
         if self._pending is None:
             return
         number, arrays, meta, waiting = self._pending
@@ -264,10 +244,10 @@ class RunLog:
         return {"version": VERSION, "fedkern_flwr": __version__, "options": options, **found}
 
     def _put(self, arrays: Arrays, meta: dict[str, Any]) -> None:
-        """Write the checkpoint; where that fails the run goes on without one.
+        """Write the checkpoint; if that fails the run continues without one.
 
-        An earlier checkpoint does not know which sums are opened from now on, so it must go. The
-        next one is whole again: it is written as soon as there is room.
+        An earlier checkpoint must then be deleted, because it does not know which sums are opened
+        from now on.
         """
         file = self.rules.checkpoint
         assert file is not None

@@ -1,7 +1,7 @@
-"""Scaling by public statistics: rows into the unit ball, labels into [0, 1]; or each by its range.
+"""Scale by public statistics: rows into the unit ball and labels to [0, 1]; or columns by ranges.
 
-Statistics that were summed securely (:mod:`fedkern_flwr.align.column_ranges`) leave out a few
-values, so files of them say ``"clip": true``.
+Statistics from secure sums (:mod:`fedkern_flwr.align.column_ranges`) exclude a few values, so their
+files have ``"clip": true``.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .tables.table import Table
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """Public statistics that put every row in the unit ball and the labels in [0, 1].
+    """Public statistics that scale every row into the unit ball and the labels to [0, 1].
 
     Parameters
     ----------
     x_min, x_max : NDArray[np.float64], shape (d,)
         Smallest and largest value of each feature, in the units of the data.
     row_norm : float
-        Largest Euclidean norm of a row after its features were scaled to [0, 1].
+        Largest Euclidean norm of a row with features scaled to [0, 1].
     y_min, y_max : float
         Smallest and largest label, in the units of the data.
     clip : bool (default: False)
-        Whether features and labels of training rows are clipped to these ranges. Features of test
-        rows always are, labels of test rows never.
+        Whether to clip features and labels of training rows to these ranges. Features of test rows
+        are always clipped, labels of test rows never.
     """
 
     x_min: NDArray[np.float64]
@@ -51,7 +51,7 @@ class Scaling:
         Raises
         ------
         TableError
-            If the table has no rows or the label is constant.
+            The table has no rows or the label is constant.
         """
         if table.rows == 0:
             raise TableError(
@@ -76,7 +76,7 @@ class Scaling:
         Raises
         ------
         TableError
-            If the table has another number of columns than the statistics.
+            The number of columns differs from that of the statistics.
         """
         if table.x.shape[1] != self.x_min.size:
             raise TableError(
@@ -103,27 +103,27 @@ class Scaling:
         return self._unit_interval(x) / self.row_norm, self._scale_y(y)
 
     def new_rows(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Scale features of test rows: they are clipped to [0, 1] before the norm."""
+        """Scale features of test rows, clipped to [0, 1] before the norm."""
         # Clipping first cannot overflow where a column is almost constant.
         return self._unit_interval(np.clip(x, self.x_min, self.x_max)) / self.row_norm
 
     def inverse_y(self, y: ArrayLike) -> NDArray[np.float64]:
-        """Return scaled labels or predictions to the units of the data."""
+        """Convert scaled labels or predictions to the units of the data."""
         return np.asarray(y, dtype=np.float64) * (self.y_max - self.y_min) + self.y_min
 
     def to_json(self) -> str:
-        """Return the statistics as JSON; every number survives exactly."""
+        """Return the statistics as JSON, with exact numbers."""
         lists = {"x_min": self.x_min.tolist(), "x_max": self.x_max.tolist()}
         return json.dumps(vars(self) | lists)
 
     @classmethod
     def from_json(cls, text: str) -> Scaling:
-        """Read what :meth:`to_json` wrote.
+        """Read the result of :meth:`to_json`.
 
         Raises
         ------
         TableError
-            If the text is not such JSON, or a range is empty or not finite.
+            The text is no such JSON, or a range is empty or not finite.
         """
         try:
             content = read_json(text)
@@ -165,7 +165,7 @@ class Ranges(NamedTuple):
     low, high : ndarray of float64, shape (d,)
         Least and greatest value of each column, in the units of the data.
     clip : bool
-        Whether values beyond them are clipped; else they are refused.
+        Whether values beyond them are clipped; otherwise refused.
     """
 
     low: NDArray[np.float64]
@@ -179,7 +179,7 @@ _RANGES = 'write {"column": [least, greatest], ...}'
 def ranges_to_json(
     columns: Sequence[str], low: ArrayLike, high: ArrayLike, *, clip: bool = False
 ) -> str:
-    """Return ranges as JSON that :func:`read_ranges` reads; every number survives exactly."""
+    """Return ranges as JSON for :func:`read_ranges`, with exact numbers."""
     pairs = np.stack([np.asarray(low, np.float64), np.asarray(high, np.float64)], axis=1).tolist()
     ranges = dict(zip(columns, pairs, strict=True))
     return json.dumps({"ranges": ranges, "clip": True} if clip else ranges)
@@ -191,7 +191,7 @@ def read_ranges(columns: Sequence[str], ranges_file: str | Path) -> Ranges:
     Parameters
     ----------
     columns : sequence of str
-        Names of the columns; others in the file do not matter.
+        Names of the columns; others in the file are ignored.
     ranges_file : path
         JSON, ``{"column": [least, greatest], ...}``; or ``{"ranges": {...}, "clip": true}``.
 
@@ -234,12 +234,12 @@ def scale_by_ranges(
     columns : sequence of str
         Names of the d columns.
     ranges_file : path
-        See :func:`read_ranges`. With ``"clip": true`` values beyond a range are clipped to it.
+        See :func:`read_ranges`. With ``"clip": true`` values are clipped to the range.
 
     Raises
     ------
     TableError
-        The file does not serve; or values are beyond a range that does not clip.
+        The file cannot be used, or values are outside a range that does not clip.
     """
     values = np.asarray(x, np.float64)
     low, high, clip = read_ranges(columns, ranges_file)
@@ -265,7 +265,6 @@ def scale_by_ranges(
 
 
 def _flag(content: dict[str, Any]) -> bool:
-    """Return whether to clip, by default not."""
     clip = content.get("clip", False)
     if not isinstance(clip, bool):
         raise TypeError

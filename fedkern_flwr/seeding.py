@@ -1,6 +1,6 @@
-"""Seeds and uniform draws derived by hashing: the same on every engine, without hidden state.
+"""Derive seeds and uniform numbers by hashing, equal on every engine and without hidden state.
 
-For experiments and public randomness only. Secrets and masks never come from here.
+For experiments and public randomness only; never for secrets or masks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _SEED_BITS, _MANTISSA = 63, 53
 
 
 def derive_seed(seed: int, *labels: int | str) -> int:
-    """Return a 63-bit seed (it fits a signed 64-bit integer) for the purpose named by ``labels``.
+    """Return a 63-bit seed for the purpose named by ``labels``.
 
     >>> derive_seed(0, "features", 1) == derive_seed(0, "features", 1)
     True
@@ -22,5 +22,5 @@ def derive_seed(seed: int, *labels: int | str) -> int:
 
 
 def uniform(seed: int, *labels: int | str) -> float:
-    """Return a number drawn uniformly from [0, 1), a function of its arguments alone."""
+    """Return a uniform number in [0, 1), a function of its arguments alone."""
     return (derive_seed(seed, *labels) >> (_SEED_BITS - _MANTISSA)) / (1 << _MANTISSA)

@@ -1,4 +1,4 @@
-"""Tests from sums: Welch's t, analysis of variance, chi-square, several tests corrected."""
+"""Compute tests from sums: Welch's t, analysis of variance, chi-square, multiple testing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Floats = NDArray[np.float64]
 
 
 def welch(counts: ArrayLike, means: ArrayLike, variances: ArrayLike) -> tuple[float, float]:
-    """Return t and its two-sided p-value of two groups whose variances may differ.
+    """Return t and its two-sided p-value for two groups with unequal variances.
 
     Parameters
     ----------
     counts, means, variances : array_like, shape (2,)
-        Values of each group, their mean and their variance (of n - 1).
+        Size, mean and variance (divisor n - 1) of each group.
 
     >>> t, p = welch([10, 12], [1.0, 2.0], [1.0, 1.5])
     >>> round(t, 4), round(p, 4)
@@ -32,7 +32,7 @@ def welch(counts: ArrayLike, means: ArrayLike, variances: ArrayLike) -> tuple[fl
 
 
 def anova(counts: ArrayLike, means: ArrayLike, variances: ArrayLike) -> tuple[float, float]:
-    """Return F and its p-value of groups with one variance; shapes (groups,), see :func:`welch`."""
+    """Return F and its p-value for groups with equal variances; shapes (groups,)."""
     n, m, v = (np.asarray(part, np.float64) for part in (counts, means, variances))
     there = n > 0.0
     n, m, v = n[there], m[there], v[there]
@@ -46,9 +46,9 @@ def anova(counts: ArrayLike, means: ArrayLike, variances: ArrayLike) -> tuple[fl
 
 
 def chi_square(table: ArrayLike) -> tuple[float, float]:
-    """Return chi-square and its p-value of a table of counts, without a correction.
+    """Return chi-square and its p-value for a table of counts, uncorrected.
 
-    Rows and columns of zeros are left out.
+    Rows and columns of zeros are ignored.
     """
     observed = np.asarray(table, np.float64)
     observed = observed[observed.sum(axis=1) > 0.0]
@@ -78,7 +78,7 @@ def corrected(values: Sequence[float]) -> list[float]:
 def kolmogorov_smirnov(ours: Floats, theirs: Floats) -> tuple[float, float]:
     """Return the largest distance of two distributions in common bins, and its p-value.
 
-    The distance is looked at between bins, so it is at most that of the values.
+    Bins make the distance smaller or equal.
     """
     n, m = ours.sum(), theirs.sum()
     distance = float(np.abs(np.cumsum(ours) / n - np.cumsum(theirs) / m).max())
@@ -88,25 +88,11 @@ def kolmogorov_smirnov(ours: Floats, theirs: Floats) -> tuple[float, float]:
 def mean_discrepancy(
     ours: Floats, theirs: Floats, others: int, *, seed: int, draws: int = 500, most: int = 5000
 ) -> tuple[float, float]:
-    """Return how far the mean features of rows are from those of others, and a p-value.
+    """Return the distance of the mean features of rows from those of others, and a p-value.
 
-    The p-value is of random signs: the party's own rows about their mean, each with a sign, stand
-    for what chance does to a difference of two such means (the others' rows are not there).
-
-    Parameters
-    ----------
-    ours : ndarray, shape (n, w)
-        Features of the own rows.
-    theirs : ndarray, shape (w,)
-        Mean features of so many ``others``.
-    others : int
-        Their rows.
-    seed : int
-        Of the signs.
-    draws : int (default: 500)
-        How often signs are drawn.
-    most : int (default: 5000)
-        So many of the own rows show what chance does.
+    The p-value is from random signs: up to ``most`` centred rows with random signs show the
+    differences by chance. ``ours`` has shape (n, w), ``theirs`` is the mean of ``others`` rows,
+    shape (w,).
     """
     n, rng = len(ours), np.random.default_rng(seed)
     away = float(np.linalg.norm(ours.mean(axis=0) - theirs))
@@ -121,7 +107,7 @@ def mean_discrepancy(
 def inflation(correlations: Floats) -> list[float]:
     """Return the variance inflation of each column: the diagonal of the inverse correlations.
 
-    Infinite where a column follows from others.
+    Infinite if a column depends on others.
     """
     known = np.isfinite(np.diag(correlations))  # a constant column correlates with none
     unknown = ~np.isfinite(correlations)

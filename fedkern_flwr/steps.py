@@ -1,4 +1,4 @@
-"""What a method's generator yields: sums, questions, deliveries, states to keep."""
+"""Define the steps that a method's generator yields: sums, requests, deliveries, saves, rounds."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum over the clients, declared once: at module level, for the method and for its client.
+    """A sum over the clients, declared once at module level for the method and its client.
 
-    ``@contributes(ROWS)`` marks the handler whose numbers are added; ``yield ROWS(shapes, **ask)``
-    asks for them, and the generator receives the totals. Each side reads the declaration that it
-    has: an order of another one is refused by the node.
+    ``@contributes(ROWS)`` marks the handler of its terms. ``yield ROWS(shapes, **ask)`` requests
+    it, and the generator receives the totals. A node refuses a sum that differs from its own
+    declaration.
 
     Attributes
     ----------
     name : str
-        Name of the sum, one of a method.
+        Name of the sum, unique in a method.
     bound : float (default: 1.0)
-        Largest absolute value that one row of a client, or a client, adds to any number. The node
-        refuses larger ones.
+        Largest absolute value that one row, or one client, adds to any number. The node refuses
+        larger ones.
     per : {"row", "client"} (default: "row")
-        Of what the bound is.
+        Unit of the bound.
     held_out : bool (default: False)
-        Whether it is about held-out rows: nodes tell such figures seldom, and of enough rows.
+        Whether it is about held-out rows: nodes report such figures seldom, and only for enough
+        rows.
     sensitivity : float, optional
-        Euclidean length by which a row that takes another's place moves a client's numbers, at
-        most: the handler must see to that. Runs with a budget of privacy need one for each sum, see
+        Largest Euclidean distance by which replacing a row moves a client's numbers; the handler
+        must ensure it. Required in runs with a budget, see
         :class:`~fedkern_flwr.method.PrivateMethod`.
     products : str or callable (default: "")
-        Of a sum of products of columns, such as second moments: the key with a number for each of
-        the columns, or what returns their number from the sizes of all keys. Nodes then ask for
-        two hidden rows for each column.
+        For sums of products of columns, such as second moments: the key with one number per column,
+        or a function of the sizes of all keys that returns the number of columns. Nodes then
+        require two hidden rows per column.
     rounds : bool (default: False)
-        Whether a run has several rounds of it. Else a node helps to open one in a run.
+        Whether a run repeats it in rounds. Otherwise a node opens one in a run.
     shapes : mapping
-        Key -> shape of the array that each client adds, () for a number. Of a declaration none.
+        Key -> shape of each client's array, () for a number.
     ask : mapping
         Arguments of the handler: numbers, texts, lists, arrays.
     """
@@ -69,21 +70,20 @@ class Sum:
     ask: Values = field(default_factory=dict, hash=False)
 
     def __call__(self, shapes: Mapping[str, tuple[int, ...]], /, **ask: Any) -> Sum:
-        """Return the sum with the shapes of what is added, and the arguments of the handler."""
+        """Return the sum with shapes, and arguments of the handler."""
         return replace(self, shapes=shapes, ask=ask)
 
     @property
     def full_name(self) -> str:
-        """Under which name the numbers of the handler are summed."""
+        """Name under which it is summed."""
         return f"evaluate/{self.name}" if self.held_out else self.name
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Key -> how many numbers it has."""
+        """Key -> its size."""
         return {key: int(np.prod(shape)) for key, shape in self.shapes.items()}
 
     def split(self, total: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-        """Return the totals by key."""
         parts = split(total, self.sizes)
         return {key: parts[key].reshape(shape) for key, shape in self.shapes.items()}
 
@@ -96,25 +96,25 @@ class Sum:
         least: int = 0,
         releases: int = 1,
     ) -> SumSpec:
-        """Return what is ordered, and what a node compares with the order.
+        """Return the specification of the request, which a node compares.
 
         Parameters
         ----------
         sizes : mapping
             Key -> numbers of each client.
         rows : sequence of int
-            Of each client, held out or not.
+            Rows of each client, training or held-out.
         budget : Budget or None
-            Of the run; without one there is no noise.
+            Privacy budget; None for no noise.
         least : int
-            Of a run with a budget: fewest clients over which it can be opened.
+            With a budget: fewest clients over which the sum can be opened.
         releases : int
             Sums about the same rows that share the budget.
 
         Raises
         ------
         OptionError
-            There is a budget, and the sum has no sensitivity.
+            There is a budget, but no sensitivity.
         """
         most = max(1, *rows) if self.per == "row" else 1
         length, release = sum(sizes.values()), None
@@ -145,54 +145,49 @@ class Sum:
         )
 
     def columns(self, sizes: Mapping[str, int]) -> int:
-        """Return of how many columns it has products, by the numbers of each key."""
+        """Return the number of columns in products, from the size of each key."""
         return self.products(sizes) if callable(self.products) else sizes.get(self.products, 0)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Ask clients; the generator receives a reply for each that answered, by partition.
+    """Send a request to clients; the generator receives replies by partition.
 
     Attributes
     ----------
     what : str, PhaseMessage, or mapping
-        Name of a handler that :func:`~fedkern_flwr.method.answers` marks, with ``ask``; or a
-        request for all; or partition -> its request. Session and round are filled in.
+        Name of a handler with the mark :func:`~fedkern_flwr.method.answers`; or a request for all;
+        or partition -> its request. Session and round are set.
     ask : mapping
         Arguments of the handler, or partition -> its arguments.
     reply : type or mapping, optional
-        Class of the replies to a request, or that of each partition.
+        Class of the replies, or partition -> class.
     sums : sequence of SumSpec
-        Secure sums that ride on it: the generator receives :class:`Answers` with their totals.
+        Secure sums of the exchange: the generator receives :class:`Answers` with their totals.
     among : sequence of int, optional
-        Partitions that are asked, by default all.
+        Partitions that get the request. Default: all.
     running : sequence of RunningSum
-        Of ``tried``: sums that the generator has ordered, and opens or closes, by itself.
+        For ``tried``: sums that the generator starts, and opens or closes, itself.
     until : {"each", "enough", "once", "tried"}
-        ``each``: whoever did not answer is asked again, alone; of the sums those that lack
-        somebody, with all who stand in them. ``enough``: of the sums those that cannot be opened
-        are repeated, with all who stand in them, until all can be, which are then opened together.
-        ``once``: whoever answers; of a sum that cannot be opened nothing is released, and the
-        generator has the ``SumError``, which ends the run unless it is caught. ``tried``: whoever
-        answers, nobody at worst, and what comes of it is the generator's to judge.
+        ``each``: repeat the request to clients that did not answer, and sums that lack a party with
+        all their parties. ``enough``: repeat sums that cannot be opened, with all their parties,
+        until all can be opened together. ``once``: no repetition; a sum that cannot be opened
+        raises ``SumError`` in the generator. ``tried``: no repetition and no error, even without an
+        answer.
     least : int, optional
-        Of ``each`` without sums: so many answers will do when all attempts are over, by default
-        all. Of ``once``: so many must answer, by default the method's ``min_clients``.
+        Least number of answers. For ``each`` without sums: after all attempts; default: all. For
+        ``once``: default: the method's ``min_clients``.
     sizes : mapping
-        Sizes that named dimensions of the replies must have.
+        Required sizes of named dimensions of the replies.
     number : int, optional
-        Number of the exchange, and of the one that opens its sums; by default the next ones.
+        Number of the exchange. Default: the next one.
     remedy : str
-        What to do if the run ends for want of answers, by default to start again or to resume.
+        Remedy if too few answer. Default: start again or resume.
     last : bool (default: False)
-        Whether the clients erase what belongs to the run as they answer, see
-        :func:`~fedkern_flwr.method.answers`: nobody need be told that it is over.
+        Whether the clients erase the run as they answer, see :func:`~fedkern_flwr.method.answers`.
     ends : bool (default: False)
-        Of ``each``: whether the run is over with it. Nodes erase what belongs to its
-        sums as they answer, and those that are not asked are told in the same exchange. Who was not
-        heard is asked the same again and sends the same bytes; sums are not ordered anew. So they
-        must be without self masks, which is checked, and nothing that a node might have lost can
-        be made again.
+        For ``each``: whether the run ends with it. All nodes erase its sums in this exchange; a
+        repeated request gets the same bytes. So its sums must lack self masks.
     """
 
     what: str | PhaseMessage | Mapping[int, PhaseMessage]
@@ -210,7 +205,7 @@ class Ask:
     ends: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse to end a run with what must be opened, or may be asked anew, later."""
+        """Refuse to end a run with sums that must be opened or repeated later."""
         if self.ends and (self.until != "each" or any(term.self_masks for term in self.sums)):
             raise ProtocolError(
                 "an Ask that ends the run has other sums than of whole cohorts",
@@ -227,13 +222,13 @@ class Answers:
     replies : dict
         Partition -> reply.
     totals : dict
-        Key -> total of a sum that is the server's.
+        Key -> total of a sum that the server opened.
     running : dict
-        Key -> sum that is somebody else's, to be delivered; see :class:`Deliver`.
+        Key -> sum with another receiver; see :class:`Deliver`.
     contributors : dict
-        Key -> partitions of those who contributed to a sum.
+        Key -> partitions that contributed to a sum.
     failures : dict
-        Partition -> why it did not answer, where it was asked ``once`` or ``tried``.
+        Partition -> why it did not answer, for ``once`` and ``tried``.
     """
 
     replies: dict[int, Any]
@@ -245,16 +240,10 @@ class Answers:
 
 @dataclass(frozen=True)
 class Deliver:
-    """Let the receiver of a sum have it: with the next message to it, until it has answered one.
+    """Send a sum to its receiver, with its next messages until it answers one.
 
-    Attributes
-    ----------
-    sum : RunningSum
-        Of :attr:`Answers.running`.
-    receiver : int
-        The partition that it belongs to.
-    keep : bool (default: False)
-        Whether it stays on its way when the generator is told of a :class:`LostState`.
+    ``sum`` is from :attr:`Answers.running`. With ``keep`` it is still sent after a
+    :class:`LostState`.
     """
 
     sum: RunningSum
@@ -264,17 +253,16 @@ class Deliver:
 
 @dataclass(frozen=True)
 class Save:
-    """Keep a state, from which a run that broke off goes on.
+    """Save a state, from which an interrupted run continues.
 
     Attributes
     ----------
     arrays : mapping
-        What the generator finds in ``self.saved_`` when the run is resumed.
+        Restored in ``self.saved_``.
     meta : mapping
-        Plain values, likewise in ``self.saved_meta_``.
+        Plain values, restored in ``self.saved_meta_``.
     kept : int, optional
-        Number of the exchange after which the clients kept what they go on from, by default the
-        last.
+        Exchange after which the clients saved their state. Default: the last.
     """
 
     arrays: Mapping[str, NDArray[Any]]
@@ -284,19 +272,18 @@ class Save:
 
 @dataclass(frozen=True)
 class Round:
-    """Tell of a round, as Flower counts them: for the history, the progress and the result.
+    """Report a round, for history, progress and result.
 
     Attributes
     ----------
     number : int
-        From 1 on; 0 is before the first.
+        From 1; 0 is before the first.
     metrics : mapping
-        Its row of the history, whose ``round`` is the number unless it says another; none
-        without. Without metrics and arrays the progress alone is told.
+        Its row of the history; empty for none.
     arrays : sequence of ndarray, optional
-        The model after it, with which Flower's ``evaluate_fn`` is called.
+        The model after it, for Flower's ``evaluate_fn``.
     save : Save, optional
-        The state after it, which is kept before anybody is told.
+        The state after it, saved before the report.
     """
 
     number: int
@@ -306,22 +293,22 @@ class Round:
 
 
 class LostState(CohortError):
-    """Thrown into the generator: a client has forgotten what the question needs; ask again.
+    """Thrown into the generator if a client has lost the state that a request needs; repeat it.
 
-    What was on its way to clients is withdrawn, but for what is to be kept.
+    Sums on their way to clients are withdrawn, except those to keep.
     """
 
 
 @dataclass(frozen=True)
 class Overlapping:
-    """Have messages under way while others are asked; the generator receives an ``Overlap``.
+    """Request an ``Overlap``, to send messages while others are under way.
 
     See :mod:`fedkern_flwr.overlap`.
     """
 
 
 def split(numbers: NDArray[np.float64], sizes: Mapping[str, int]) -> dict[str, NDArray[np.float64]]:
-    """Return the numbers of a sum by key, of so many each."""
+    """Split the numbers of a sum by key."""
     ends = np.cumsum([*sizes.values()])[:-1]
     return dict(zip(sizes, np.split(numbers, ends), strict=True))
 

@@ -1,8 +1,8 @@
-"""Statistics of tables that stay where they are: the sums, what a node adds, what they say.
+"""Summarise tables that stay at their nodes: what is summed, and what a node adds.
 
-Columns are those of all parties together; a party adds zeros for one that it does not hold. The
-first sum counts values in public bins and finds out where most of them are
-(:mod:`.encoding.columns`). The second has powers and products about that place, and finer bins.
+Columns are those of all parties together; a party adds zeros for a column that it lacks. The first
+sum counts values in public bins and locates most of them (:mod:`.encoding.columns`). The second has
+powers and products about that location, and finer bins.
 """
 
 from __future__ import annotations
@@ -37,11 +37,9 @@ PLACES = Sum("places", bound=1.0)
 
 #: Powers and products, each over the number of values of all parties, or its root; finer bins.
 def width(sizes: Mapping[str, int]) -> int:
-    """Return of how many columns the second sum has products, by the numbers of each key.
-
-    Products of d numbers fill a triangle; with n columns of gaps they are 2 d n + n² more. Groups
-    and tables of counts are products with the columns of all categories.
-    """
+    """Return the number of columns with products in the second sum, from the size of each key."""
+    # Products of d numbers fill a triangle; n columns with missing values add 2 d n + n². Groups
+    # and tables of counts are products with the columns of all categories.
     d = (isqrt(8 * sizes["products"] + 1) - 1) // 2
     n = isqrt(d * d + sizes["known"]) - d
     grouped = sizes["groups"] + sizes["cross"] > 0
@@ -58,9 +56,9 @@ NOISY_BINS = 32
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its name, what it holds, the partitions that have it, and its categories.
+    """A column: name, kind, partitions that have it, and categories.
 
-    Of a run with a budget ``words`` are the public categories, and ``range`` the public range.
+    In a run with a budget ``words`` are public categories, and ``range`` is a public range.
     """
 
     name: str
@@ -72,39 +70,36 @@ class Column:
 
 @dataclass(frozen=True)
 class Plan:
-    """The columns of a run, in the order in which they are summed."""
+    """The columns of a run, in the order of the sums."""
 
     columns: tuple[Column, ...]
 
     def write(self) -> str:
-        """Return it as a text, for a request."""
         return json.dumps([astuple(one) for one in self.columns])
 
     @classmethod
     def read(cls, text: str) -> Plan:
-        """Read what :meth:`write` returned."""
         found = read_json(text)
         return cls(tuple(Column(n, k, tuple(h), tuple(w), tuple(r)) for n, k, h, w, r in found))
 
     @cached_property
     def numbers(self) -> list[Column]:
-        """Columns of numbers, booleans and dates; dates count in days."""
+        """Columns of numbers, booleans and dates (in days)."""
         return [one for one in self.columns if one.kind != "category"]
 
     @cached_property
     def texts(self) -> list[Column]:
-        """Columns of categories."""
         return [one for one in self.columns if one.kind == "category"]
 
     def sets(self, products: bool = True) -> list[list[int]]:
-        """Return the positions among the numbers of those that the same parties hold."""
+        """Return positions of numbers in sets that the same parties have."""
         found: dict[tuple[int, ...], list[int]] = {}
         for k, one in enumerate(self.numbers):
             found.setdefault(one.holders, []).append(k)
         return [places for places in found.values() if products and len(places) > 1]
 
     def beside(self, group: str) -> tuple[list[int], list[Column]]:
-        """Return the numbers, and the other categories, whose holders are those of a column."""
+        """Return the numbers, and other categories, that the same parties have as a column."""
         one = next((c for c in self.texts if c.name == group), None)
         if one is None:
             return [], []
@@ -113,12 +108,11 @@ class Plan:
 
 
 def as_summed(values: Floats, kind: str) -> Floats:
-    """Return a column as it is summed: dates in days, others as they are."""
     return values / DAY if kind == "date" else values
 
 
 def _one_hot(values: Floats, size: int) -> Floats:
-    """Return a column for each of so many categories, with zeros for gaps and others."""
+    """Return a column for each of ``size`` categories, with zeros for missing values and others."""
     return np.asarray(values[:, None] == np.arange(size), np.float64)
 
 
@@ -126,14 +120,13 @@ def _one_hot(values: Floats, size: int) -> Floats:
 
 
 def place_shapes(plan: Plan, circles: int) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of :func:`places`."""
     n = len(plan.numbers)
     shapes = {"rows": (len(plan.columns),), "bins": (n, COARSE), "strays": (n, DECIMALS)}
     return {**shapes, "arcs": (n, circles, 4)}
 
 
 def places(plan: Plan, own: Mapping[str, Floats], bound: float, circles: int) -> Terms:
-    """Return rows, bins, strays and arcs of the columns that a node holds; zeros of others."""
+    """Return rows, bins, strays and arcs of a node's columns; zeros for others."""
     found = {name: np.zeros(shape) for name, shape in place_shapes(plan, circles).items()}
     found["rows"][:] = count_rows(plan, own)
     for k, one in enumerate(plan.numbers):
@@ -146,24 +139,22 @@ def places(plan: Plan, own: Mapping[str, Floats], bound: float, circles: int) ->
 
 
 def lengths_of(bound: float, circles: int) -> Floats:
-    """Return the lengths of circles, from the longest on, each half of the one before."""
     return np.asarray(4.0 * bound * 2.0 ** -np.arange(circles))
 
 
 def count_arcs(values: Floats, bound: float, circles: int) -> Floats:
-    """Return how many values are in each quarter of circles, shape (circles, 4)."""
+    """Return the number of values in each quarter of circles, shape (circles, 4)."""
     turns = values[np.isfinite(values)] / lengths_of(bound, circles)[:, None] % 1.0
     quarters = np.minimum(4.0 * turns, 3.0).astype(np.intp)
     return np.array([np.bincount(one, minlength=4) for one in quarters]).reshape(circles, 4)
 
 
 def count_rows(plan: Plan, own: Mapping[str, Floats]) -> Floats:
-    """Return how many rows a node has of each column."""
     return np.array([len(own.get(one.name, ())) for one in plan.columns], np.float64)
 
 
 def count_words(plan: Plan, own: Mapping[str, Floats]) -> Floats:
-    """Return how many rows of a node have each category, and the others of each column."""
+    """Return a node's rows of each category, and of others, for each column."""
     none = np.zeros(0)
     found = [
         count_bins(own.get(one.name, none), np.arange(len(one.words) + 2.0) - 0.5)
@@ -174,13 +165,11 @@ def count_words(plan: Plan, own: Mapping[str, Floats]) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class About:
-    """What the first sum says of the numbers, and the second is asked with; shape (numbers,).
+    """Result of the first sum for the numbers, sent with the second; shape (numbers,).
 
-    ``scale`` is a power of two, no smaller than the root mean square distance from ``centre``, and
-    no value is farther from it than ``reach`` scales;
-    ``spread`` is about the deviation of most values; ``gaps`` is whether some are missing. The
-    others are not by column: rows of all parties, the column of groups, whether there are products,
-    the seed of random features.
+    ``scale`` is a power of two, at least the root mean square distance from ``centre``; no value is
+    farther than ``reach`` scales. ``spread`` approximates the deviation of most values; ``gaps`` is
+    whether values are missing. The last four fields are not by column.
     """
 
     count: Floats
@@ -198,11 +187,10 @@ class About:
     seed: int
 
     def bins(self) -> list[Floats]:
-        """Return the edges of the bins of each column."""
         return np.split(self.edges, np.cumsum(self.sizes.astype(np.intp))[:-1])
 
     def units(self, values: Floats, k: int) -> Floats:
-        """Return the distances of values from the centre of a column, in units of its scale."""
+        """Return distances of values from a column's centre, in units of its scale."""
         return np.asarray((values - self.centre[k]) / self.scale[k])
 
 
@@ -210,7 +198,6 @@ class About:
 
 
 def moment_shapes(plan: Plan, about: About) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of :func:`moments`."""
     sets, (numbers, texts) = plan.sets(about.products), plan.beside(about.group)
     size = next((len(one.words) for one in plan.texts if one.name == about.group), 0)
     gaps = [int(about.gaps[one].sum()) for one in sets]
@@ -229,9 +216,9 @@ def moment_shapes(plan: Plan, about: About) -> dict[str, tuple[int, ...]]:
 
 
 def moments(plan: Plan, own: Mapping[str, Floats], about: About) -> Terms:
-    """Return powers, bins, products and groups of the columns that a node holds.
+    """Return powers, bins, products and groups of a node's columns.
 
-    Each number is over that of the values of all parties, so that no party adds more than 1.
+    Each number is divided by the number of values of all parties, so no party adds more than 1.
     """
     shapes = moment_shapes(plan, about)
     found: Terms = {name: np.zeros(shape) for name, shape in shapes.items()}
@@ -288,7 +275,6 @@ def features(z: Floats, seed: int) -> Floats:
 
 
 def noisy_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of :func:`noisy_terms`."""
     words = sum(len(one.words) + 1 for one in plan.texts)
     n = len(plan.numbers)
     return {
@@ -300,16 +286,14 @@ def noisy_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
 
 
 def noisy_reach(plan: Plan) -> float:
-    """Return by how much a row that takes another's place moves the terms, before the division.
-
-    Of a number in [-1, 1] that is known the terms are 1, z, its square and a bin: two rows differ
-    by at most 4 in the squares of the first three, and 2 in the bins. Of a category by 2.
-    """
+    """Return by how much replacing a row moves the terms, before the division."""
+    # A known number in [-1, 1] has the terms 1, z, its square and a bin. Two rows differ by squares
+    # of at most 4 in the first three, and 2 in the bins; by 2 in a category.
     return float(np.sqrt(6.0 * len(plan.numbers) + 2.0 * len(plan.texts)))
 
 
 def noisy_terms(plan: Plan, own: Mapping[str, Floats]) -> Terms:
-    """Return rows, powers, bins and categories, over the reach of a row."""
+    """Return rows, powers, bins and categories, divided by the reach of a row."""
     found = {name: np.zeros(shape) for name, shape in noisy_shapes(plan).items()}
     found["rows"][:], found["words"][:] = count_rows(plan, own), count_words(plan, own)
     for k, one in enumerate(plan.numbers):

@@ -1,4 +1,4 @@
-"""Which columns parties have together, by what each says of its own, and which ids they share."""
+"""Find common columns and common ids from the parties' descriptions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Common:
     Attributes
     ----------
     plan : Plan
-        Without columns that hold other things at other parties.
+        Without columns of different kinds at different parties.
     notes : dict
-        Partition -> pairs of a column, or an empty text, and what is to be said of it there.
+        Partition -> pairs of a column (or "") and a note for that party.
     overlaps : dict
-        Partition -> how many of its rows others have, where parties have an alignment key.
+        Partition -> how many of its rows others have, with an alignment key.
     """
 
     plan: Plan
@@ -37,7 +37,7 @@ class Common:
     overlaps: dict[int, Overlap]
 
     def tables(self, called: Mapping[int, str], flags: Mapping[int, Any]) -> dict[str, Any]:
-        """Return a table of what is to be said, also by parties, and one of the ids they share."""
+        """Return a table of notes and checks, and one of common ids."""
         said = [(p, *note) for p in self.notes for note in self.notes[p]]
         said += [(p, *flag) for p, answer in flags.items() for flag in answer.get("flags", ())]
         found = {}
@@ -49,7 +49,6 @@ class Common:
         return found
 
     def _shared(self, called: Mapping[int, str]) -> list[list[str]]:
-        """Return a table of how many ids each pair of parties shares."""
         table = [["shared ids", *(called[p] for p in self.overlaps)]]
         for p, one in self.overlaps.items():
             cells = (one.rows if k == p else one.shared[k] for k in self.overlaps)
@@ -60,24 +59,17 @@ class Common:
 def common_columns(
     told: Mapping[int, Any], called: Mapping[int, str], group: str | None = None
 ) -> Common:
-    """Return the columns of all parties, and what is to be said to whom.
+    """Return the columns of all parties, with notes.
 
     Parameters
     ----------
     told : mapping
-        Partition -> ``names`` and ``kinds`` of its columns, ``words`` of those with categories, and
-        pseudonyms of its ids as they stand (``ids``) and in one spelling (``spelled``).
+        Partition -> ``names`` and ``kinds`` of its columns, ``words`` of its categories, and
+        pseudonyms of its ids (``ids``), also in one spelling (``spelled``).
     called : mapping
-        Partition -> how texts call it.
+        Partition -> its name.
     group : str, optional
         A column that must be one of categories.
-
-    Raises
-    ------
-    TableError
-        No column is left.
-    OptionError
-        There is no such column of categories.
     """
     kinds: dict[str, dict[int, str]] = {}
     words: dict[str, dict[str, set[int]]] = {}
@@ -128,7 +120,6 @@ def _match(
     called: Mapping[int, str],
     notes: Mapping[int, list[tuple[str, str]]],
 ) -> dict[int, Overlap]:
-    """Count the ids that parties share, and note those that they would in one spelling."""
 
     def overlaps(name: str) -> dict[int, Overlap]:
         given = {p: one[name] for p, one in told.items() if name in one}
@@ -149,7 +140,7 @@ def _match(
 
 
 def near_name(name: str, known: Sequence[str]) -> str:
-    """Return the one of some names that a name may be another spelling of; else an empty text."""
+    """Return the name that may be another spelling, or ""."""
 
     def likeness(other: str) -> float:
         a, b = sorted((name.casefold().strip(), other.casefold().strip()), key=len)
@@ -160,13 +151,7 @@ def near_name(name: str, known: Sequence[str]) -> str:
 
 
 def public_columns(path: str | None, holders: Sequence[int]) -> Plan:
-    """Read columns that are public: ranges of numbers, lists of categories.
-
-    Raises
-    ------
-    OptionError
-        There is no such file, or it is not well-formed.
-    """
+    """Read public columns: ranges of numbers, lists of categories."""
     try:
         told = read_json(Path(path or "").read_text(encoding="utf-8"))
         columns = []

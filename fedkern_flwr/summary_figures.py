@@ -1,4 +1,4 @@
-"""What the sums of a summary say: figures of columns, and how a node differs from the others."""
+"""Compute the figures of a summary, and how a node differs from the others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def split_words(plan: Plan, words: Floats) -> dict[str, Floats]:
-    """Return column -> counts of its categories, those of all others last."""
+    """Return column -> counts of its categories, with others last."""
     ends = np.cumsum([len(one.words) + 1 for one in plan.texts])[:-1]
     return dict(zip([one.name for one in plan.texts], np.split(words, ends), strict=False))
 
@@ -77,17 +77,17 @@ def read_places(
 
 
 def _reach(edges: Floats, counts: Floats, centre: float) -> tuple[float, float]:
-    """Return how far values in bins may be from a centre: the root mean square, and the most."""
+    """Return upper bounds of the distance from a centre: root mean square, and largest."""
     far = np.maximum(abs(edges[:-1] - centre), abs(edges[1:] - centre)) * (counts > 0.0)
     return float(np.sqrt(counts @ far**2 / max(counts.sum(), 1.0))), float(far.max())
 
 
 def read_arcs(arcs: Floats, n: float, bound: float) -> Floats:
-    """Return where most of n values are, and the length of the last circle that says so.
+    """Return where most of n values are, and the length of the last circle used.
 
-    On a circle much longer than a column is wide two quarters beside each other have most values.
-    From the longest circle down, as long as they have three quarters of them, these say where the
-    values are, whatever a few far ones do to the mean.
+    On a circle much longer than a column's width, two adjacent quarters have most values. Circles
+    are used from the longest down, as long as these quarters have three quarters of the values; a
+    few outliers do not matter.
     """
     place, last = 0.0, 4.0 * bound
     for length, counts in zip(lengths_of(bound, len(arcs)), arcs, strict=True):
@@ -101,7 +101,7 @@ def read_arcs(arcs: Floats, n: float, bound: float) -> Floats:
 
 @dataclass(frozen=True)
 class Number:
-    """The figures of a column of numbers; deviation and skewness as pandas has them."""
+    """Figures of a column of numbers; deviation and skewness as in pandas."""
 
     name: str
     kind: str
@@ -119,7 +119,7 @@ class Number:
 
 @dataclass(frozen=True, eq=False)
 class Totals:
-    """The second sum in numbers of rows: over the parties that were in it."""
+    """The second sum, converted to rows of the parties in it."""
 
     plan: Plan
     about: About
@@ -127,25 +127,21 @@ class Totals:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Column -> rows of its holders."""
         found = np.rint(self.total["rows"] * self.about.rows).astype(int).tolist()
         return dict(zip([one.name for one in self.plan.columns], found, strict=True))
 
     @cached_property
     def words(self) -> dict[str, Floats]:
-        """Column -> counts of its categories, and of the others."""
         return split_words(self.plan, np.rint(self.total["words"] * self.about.rows))
 
     @cached_property
     def bins(self) -> list[Floats]:
-        """The counts of the bins of each column of numbers."""
         ends = np.cumsum(self.about.sizes.astype(np.intp) - 1)[:-1]
         parts = np.split(self.total["bins"], ends) if len(self.about.sizes) else []
         return [np.rint(a * b) for a, b in zip(parts, self.about.count, strict=True)]
 
     @cached_property
     def known(self) -> Floats:
-        """How many values each column of numbers has."""
         return np.array([one.sum() for one in self.bins])
 
     @cached_property
@@ -165,8 +161,8 @@ class Totals:
 def read_numbers(found: Totals, bound: float) -> list[Number]:
     """Return the figures of each column of numbers.
 
-    Least and greatest are powers of two that no value is beyond. A quantile is off by at most
-    ``rank_error`` of the values: the share of the fullest bin of several values.
+    Least and greatest are powers of two that bound all values. The rank error of a quantile is at
+    most ``rank_error``: the share of the fullest bin with several values.
     """
     figures, about, coarse = [], found.about, coarse_edges(bound)
     for k, (one, edges) in enumerate(zip(found.plan.numbers, about.bins(), strict=True)):
@@ -208,7 +204,6 @@ def read_numbers(found: Totals, bound: float) -> list[Number]:
 
 
 def _bars(edges: Floats, counts: Floats, knots: Floats, bars: int = 20) -> list[list[float]]:
-    """Return the edges and the counts of a histogram of few bars, between the outer hundredths."""
     low, high = np.quantile(knots, [0.01, 0.99])
     if low >= high:
         low, high = low - 0.5, high + 0.5
@@ -218,7 +213,7 @@ def _bars(edges: Floats, counts: Floats, knots: Floats, bars: int = 20) -> list[
 
 
 def read_correlations(found: Totals) -> list[tuple[list[str], Floats]]:
-    """Return the correlations of columns that the same parties hold, of rows that have both."""
+    """Return the correlations of columns that the same parties have, from rows with both values."""
     matrices, at, place = [], 0, 0
     for one in found.plan.sets(found.about.products):
         d, gaps = len(one), found.about.gaps[one] > 0.0
@@ -266,11 +261,11 @@ def read_groups(found: Totals) -> tuple[dict[str, Floats], dict[str, Floats]]:
     return groups, {c.name: t.reshape(shape[c.name]) for c, t in zip(texts, cross, strict=True)}
 
 
-# -- a node beside the others
+# -- a node compared with the others
 
 
 def own_features(own: Mapping[str, Floats], found: Totals, one: Sequence[int]) -> Floats:
-    """Return the features of a node's rows of columns that the same parties hold."""
+    """Return random features of a node's rows."""
     about, columns = found.about, [found.plan.numbers[k] for k in one]
     z = np.column_stack([about.units(own[c.name], k) for k, c in zip(one, columns, strict=True)])
     return features(np.nan_to_num(z) * (about.scale / about.spread)[list(one)], about.seed)
@@ -278,7 +273,7 @@ def own_features(own: Mapping[str, Floats], found: Totals, one: Sequence[int]) -
 
 @dataclass(frozen=True)
 class Difference:
-    """How a column of a node differs from that of the others; ``text`` is empty if it does not."""
+    """How a column of a node differs from the others'; ``text`` is "" if it does not."""
 
     column: str
     check: str
@@ -290,7 +285,7 @@ class Difference:
 def compare_with_others(
     own: Mapping[str, Floats], mine: Totals, others: Totals
 ) -> list[Difference]:
-    """Return how each column of a node differs from that of the others."""
+    """Compare each column of a node with that of the others."""
     found, plan, about = [], mine.plan, mine.about
     there = [
         k
@@ -338,13 +333,11 @@ _UNLIKE, _RARE, _NEAR = 0.4, 1e-3, 0.5
 
 
 def _shift(ours: tuple[float, float], theirs: tuple[float, float]) -> float:
-    """Return the difference of means over the root of the mean variance."""
     deviation = np.sqrt((ours[1] + theirs[1]) / 2.0)
     return float((ours[0] - theirs[0]) / deviation) if deviation > 0.0 else 0.0
 
 
 def _swapped(mine: Totals, others: Totals, shifts: Mapping[int, float], k: int, j: int) -> bool:
-    """Tell whether two columns, each unlike the others', are like each other's."""
     about = mine.about
 
     def distance(a: int, b: int) -> float:
@@ -362,9 +355,9 @@ def _swapped(mine: Totals, others: Totals, shifts: Mapping[int, float], k: int, 
 def read_noisy(
     total: Mapping[str, Floats], plan: Plan, deviation: float
 ) -> tuple[list[Number], dict[str, dict[str, float]], dict[str, Floats]]:
-    """Return the figures of the numbers, their standard errors, and counts of categories.
+    """Return figures of numbers, their standard errors (delta method), and counts of categories.
 
-    ``deviation`` is that of the noise of each number of the total. Errors are by the delta method.
+    ``deviation`` is that of the noise of each number.
     """
     reach, errors, found = noisy_reach(plan), dict[str, dict[str, float]](), []
     sigma, names = deviation * reach, [one.name for one in plan.columns]
@@ -375,7 +368,7 @@ def read_noisy(
         n, first, second = total["powers"][k] * reach
         n = max(n, 1.0)
         m, q = first / n, second / n
-        spread = np.sqrt(q - m * m) if q > m * m else np.nan  # noise may leave no variance
+        spread = np.sqrt(q - m * m) if q > m * m else np.nan  # noise may make the variance negative
         bins = np.maximum(total["bins"][k] * reach, 0.0)
         edges = np.linspace(low, high, NOISY_BINS + 1)
         shares = np.append(0.0, np.cumsum(bins)) / max(bins.sum(), 1e-300)
@@ -415,10 +408,10 @@ def read_noisy(
 
 
 def plan_sizes(plan: Plan, allowed: Allowance) -> tuple[int, int, bool]:
-    """Return circles, how finely bins are split, and whether there are products of columns.
+    """Return circles, splits of bins, and whether there are products, within the release limits.
 
-    A third of the numbers goes to the first sum, the rest to the second. What gaps and groups take
-    is not known yet, see :func:`fits`.
+    A third of the numbers is for the first sum. Missing values and groups are not known yet, see
+    :func:`fits`.
     """
     n, sets = len(plan.numbers), plan.sets()
     products = max(map(len, sets), default=0) <= allowed.columns
@@ -434,7 +427,7 @@ def plan_sizes(plan: Plan, allowed: Allowance) -> tuple[int, int, bool]:
 
 
 def fits(plan: Plan, about: About, circles: int, allowed: Allowance) -> bool:
-    """Return whether nodes may open both sums, and have enough rows for the products."""
+    """Return whether nodes may open both sums, with enough rows for the products."""
     first, second = (
         {name: int(np.prod(shape)) for name, shape in shapes.items()}
         for shapes in (place_shapes(plan, circles), moment_shapes(plan, about))

@@ -1,4 +1,4 @@
-"""What is shown of a summary: the first table of a paper, the figures of columns, plain values."""
+"""Format a summary: Table 1 of a paper, figures of columns, plain values."""
 
 from __future__ import annotations
 
@@ -23,23 +23,11 @@ _FIRST_DAY = date(1970, 1, 1)
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """All that a summary found.
+    """All results of a summary.
 
-    Attributes
-    ----------
-    numbers : sequence of Number
-    words : mapping
-        Column of categories -> counts of these, and of all others last.
-    names : mapping
-        Column of categories -> their names.
-    rows : mapping
-        Column of categories -> rows of its holders.
-    correlations : sequence of (names, ndarray)
-        Of columns that the same parties hold.
-    groups : mapping
-        See :func:`compare_groups`; empty without groups.
-    errors : mapping
-        Column -> standard errors of its figures, of noise.
+    ``words`` maps a column of categories to their counts, with others last; ``names`` to their
+    names; ``rows`` to the rows of its holders. For ``groups`` see :func:`compare_groups`.
+    ``errors`` maps a column to standard errors of its figures, due to noise.
     """
 
     numbers: Sequence[Number]
@@ -51,16 +39,14 @@ class Figures:
     errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def gaps(self, name: str) -> int:
-        """Return how many rows have no category in a column."""
+        """Return the number of rows without a category in a column."""
         return round(float(self.rows[name] - self.words[name].sum()))
 
     @property
     def most_rows(self) -> int:
-        """Rows of the column with the most."""
         return round(max([0.0, *self.rows.values(), *(float(one.rows) for one in self.numbers)]))
 
     def metrics(self, significance: float) -> dict[str, Any]:
-        """Return the figures of a run that are one number each."""
         tests = [one["corrected"] for one in self.groups.get("tests", ())]
         missing = sum(one.gaps for one in self.numbers) + sum(map(self.gaps, self.words))
         found = {
@@ -80,7 +66,6 @@ class Figures:
         return found | {f"correlations {k}": m for k, (_, m) in enumerate(self.correlations)}
 
     def details(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
         found = {
             "columns": [asdict(one) for one in self.numbers],
             "categories": {
@@ -119,7 +104,7 @@ class Figures:
         return table
 
     def first_table(self) -> Table:
-        """Return what a paper has as its first table."""
+        """Return Table 1 of a paper."""
         groups = self.groups
         heads = ["", f"all (n={self.most_rows})"]
         titles = zip(groups.get("names", ()), groups.get("rows", ()), strict=True)
@@ -159,10 +144,10 @@ class Figures:
 
 
 def compare_groups(found: Totals) -> dict[str, Any]:
-    """Return each column in each group of a column of categories, and the tests between them.
+    """Return each column by group, with tests between the groups.
 
-    Means are tested by Welch's t between two groups, and by analysis of variance between more;
-    counts by chi-square. The p-values that are shown are corrected together.
+    Two groups: Welch's t; more: analysis of variance; counts: chi-square. Displayed p-values are
+    corrected together.
     """
     group, (numbers, tables) = found.about.group, read_groups(found)
     words = next(c.words for c in found.plan.texts if c.name == group)
@@ -195,12 +180,12 @@ def compare_groups(found: Totals) -> dict[str, Any]:
 
 
 def _share(count: float, whole: float) -> str:
-    count = max(count, 0.0)  # noise may leave less
+    count = max(count, 0.0)  # noise may make it negative
     return f"{count:.0f} ({100.0 * count / max(whole, 1.0):.1f})"
 
 
 def _centre(kind: str, n: float, mean: float, deviation: float) -> str:
-    """Return how many are true, or mean and deviation; that of dates is in days."""
+    """Format a share of true values, or mean and deviation (of dates in days)."""
     if kind == "boolean":
         return _share(n * mean, n)
     return f"{_value(mean, kind)} ({_value(deviation)})"
@@ -225,7 +210,7 @@ def _full(value: float) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return plain values, without numbers that JSON does not have."""
+    """Convert to plain values, with None for numbers that JSON lacks."""
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Parties with tables: what they say of themselves, and whether they fit together."""
+"""Describe parties with tables, and check that they fit together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .wire.message import array
 
 
 class TableReply(DescribeReply):
-    """What a party with a table tells about itself."""
+    """Description of a party with a table."""
 
     outputs: int  # k, columns of the targets; 0 without labels
     classes: int  # 0 for regression or without labels
@@ -33,14 +33,13 @@ class TableReply(DescribeReply):
 
     @property
     def announced(self) -> int:
-        """Number of rows that it announces."""
         return self.rows + self.test_rows
 
 
 def misfit(
     partition: int, problem: str, remedy: str | None = None, *, code: str = ""
 ) -> ProtocolError:
-    """Return the error with which a party is refused for what it said of itself."""
+    """Return the error that refuses a party for its description."""
     party = f"partition {partition}"
     return ProtocolError(problem, remedy=remedy, party=party, phase="describe", code=code)
 
@@ -48,22 +47,18 @@ def misfit(
 def check_tables(
     parties: Sequence[TableReply], roles: Collection[str], kinds: str, client: str
 ) -> None:
-    """Refuse partitions that clash, other roles, and pseudonyms that come twice.
+    """Refuse inconsistent partitions, other roles, and duplicate pseudonyms.
 
     Parameters
     ----------
     parties : sequence of TableReply
-        What all parties said about themselves.
+        Descriptions of all parties.
     roles : collection of str
-        The roles of the method.
+        Roles of the method.
     kinds : str
-        What errors call them, such as ``"a hospital nor a centre"``.
+        Their name in errors, such as ``"a hospital nor a centre"``.
     client : str
-        The class that nodes of the method serve.
-
-    Raises
-    ------
-    PartitionError, ProtocolError, TableError
+        Client class of the method.
     """
     check_partitions(parties)
     for party in parties:
@@ -81,12 +76,7 @@ def check_tables(
 
 
 def check_spelling(parties: Sequence[TableReply]) -> None:
-    """Refuse ids of which more would match if all parties spelled them alike.
-
-    Raises
-    ------
-    TableError
-    """
+    """Refuse ids of which more would match if all parties spelled them alike."""
     for one, other in combinations(parties, 2):
         if len(one.spelled) or len(other.spelled):
             plain = [party.spelled if len(party.spelled) else party.ids for party in (one, other)]
@@ -103,13 +93,7 @@ def check_spelling(parties: Sequence[TableReply]) -> None:
 
 
 def check_labels(parties: Sequence[TableReply], who: str) -> None:
-    """Refuse labels of other outputs, classes or bounds than those of the first party.
-
-    Raises
-    ------
-    ProtocolError
-        The remedy calls the parties ``who``.
-    """
+    """Refuse labels with other outputs, classes or bounds than the first party's."""
     first, *others = (
         (p.partition, (p.outputs, p.classes, p.labels, p.label_bound)) for p in parties
     )
@@ -127,23 +111,10 @@ def check_labels(parties: Sequence[TableReply], who: str) -> None:
 def rows_digest(
     parties: Sequence[TableReply], *more: str, saved: str | None, checkpoint: Path | None
 ) -> str:
-    """Return a digest of which rows, features and outputs each party has, in this session.
+    """Return a digest of each party's rows, features and outputs, in this session.
 
-    Parameters
-    ----------
-    parties : sequence of TableReply
-        What all parties said about themselves.
-    *more : str
-        What else of it matters.
-    saved : str or None
-        The digest that a checkpoint holds, which must be the same.
-    checkpoint : path or None
-        Its file.
-
-    Raises
-    ------
-    CheckpointError
-        It is another one.
+    ``more`` names further fields. Raises CheckpointError unless it equals ``saved``, if that is
+    given.
     """
     digest = hashlib.sha256()
     for party in parties:

@@ -1,4 +1,4 @@
-"""Sharing long loops over arrays between threads: NumPy lets go of the interpreter's lock."""
+"""Share long array loops between threads, as NumPy releases the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def processors() -> int:
-    """Return how many processors this process may use."""
+    """Return the number of processors that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def share(work: Callable[[int, int], None], length: int, least: int) -> None:
-    """Call ``work(start, stop)`` for ranges that make up 0 to ``length``, a thread each.
+    """Call ``work(start, stop)`` for ranges that cover 0 to ``length``, one thread each.
 
     Parameters
     ----------
     work : callable
-        Touches nothing that belongs to another range.
+        Changes nothing outside its range.
     length : int
-        Of the whole range.
+        Length of the whole range.
     least : int
-        Length that is worth a thread.
+        Least length for a thread.
     """
     workers = min(processors(), length // max(1, least))
     if workers < 2:

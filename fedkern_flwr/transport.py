@@ -1,8 +1,7 @@
-"""Messages to nodes and their replies: the only place that knows Flower's grid.
+"""Send messages to nodes and collect replies; the only module that uses Flower's grid.
 
-:func:`exchange` sends a message to each node concerned and waits for its reply, or for the reason
-why there is none. A :class:`Courier` has messages under way while others are sent. A
-:class:`SwiftGrid` is Flower's grid of a deployment with fewer calls and shorter waits.
+:func:`exchange` sends messages and waits for each reply or error. A :class:`Courier` has messages
+under way while others are sent. A :class:`SwiftGrid` makes Flower's grid of a deployment faster.
 """
 
 from __future__ import annotations
@@ -43,41 +42,41 @@ from .wire.message import (
 
 Reply = TypeVar("Reply", bound=PhaseMessage)
 
-#: Records of a request of ours, beside which a message may carry others, and of its reply.
+#: Records of our requests, which may be sent with other records, and of their replies.
 CONFIG, PARAMETERS, REPLY = "fitins.config", "fitins.parameters", "fitres.metrics"
 UPLOADS = "fitres.parameters"
 _EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
 _POLL_FIRST, _POLL_LAST = 0.1, 2.0  # seconds from one look for replies to the next
 _POLL_SHARE = 0.05  # of what an exchange has taken
-_GROUP = 32  # replies that are asked for at once: Flower's grids hold them all in memory
+_GROUP = 32  # replies of one poll: Flower's grids keep them all in memory
 _LOOK = 10.0  # seconds from one look at who is connected to the next
 _LOOKS = 2  # looks in a row that do not find a node which is then away
-_COPIES = 3  # of a request to a node that is silent, after the first
+_COPIES = 3  # repetitions of a request to a node that does not answer
 _RETURNS = 5  # times that a node may be away and come back in one exchange
-#: What a node says of a request that it has answered before, or whose sum it has contributed to.
+#: A node has answered the request before, or has contributed to its sum.
 _DONE = ("FK-MESSAGE-ORDER", "FK-SUM-NUMBER")
-#: What a node says whose client did not come to answer: its process was killed, for instance.
+#: A node has no answer of its client: its process was killed, for instance.
 _ENDED = ("FK-NODE-ENDED", "FK-NODE-CONTENT")
 _PACKS = "packs"  # what a node says that reads packed messages
-FAREWELL = 60.0  # seconds that nodes are waited for that are told that the run is over
+FAREWELL = 60.0  # seconds to wait for answers to the final message
 _GRACE = 1.0  # seconds that nodes get at least when the others' replies are enough
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one exchange, by node id."""
+    """Replies and failures of one exchange, by node id."""
 
     replies: dict[int, Message] = field(default_factory=dict)
     failures: dict[int, Failure] = field(default_factory=dict)
 
 
 def request_content(arrays: ArrayRecord, config: ConfigRecord) -> RecordDict:
-    """Lay records out as Flower's NumPy clients expect them."""
+    """Arrange records as Flower's NumPy clients expect them."""
     return RecordDict({PARAMETERS: arrays, CONFIG: config})
 
 
 def reply_content(arrays: list[NDArray[Any]], scalars: Mapping[str, Any]) -> RecordDict:
-    """Lay out a reply as Flower's NumPy clients do, in a message of any type."""
+    """Arrange a reply as Flower's NumPy clients do."""
     return RecordDict({UPLOADS: array_record(arrays), REPLY: config_record(scalars)})
 
 
@@ -91,18 +90,7 @@ def request_messages(
 ) -> list[Message]:
     """Address one request to several nodes; the records are packed once and shared.
 
-    Parameters
-    ----------
-    request : PhaseMessage
-        What to ask.
-    nodes : iterable of int
-        Ids of the destinations.
-    group_id : str
-        Name of the exchange, such as the round.
-    arrays : ArrayRecord, optional
-        The request's arrays when they are packed already.
-    sections : mapping, optional
-        Node -> sections that its request carries.
+    ``arrays`` are the request's, if already packed; ``sections`` maps a node to its sections.
     """
     packed = array_record(request.arrays()) if arrays is None else arrays
     config = config_record(request.scalars())
@@ -122,7 +110,6 @@ def request_messages(
 
 
 def payload_bytes(message: Message) -> int:
-    """Return the payload of a message in bytes: its arrays, and what sections add to them."""
     if not message.has_content():
         return 0
     total = 0
@@ -135,13 +122,7 @@ def payload_bytes(message: Message) -> int:
 
 
 def take_sections(message: Message, *, party: str) -> list[Section]:
-    """Remove the sections from a reply and return them; what is left is the method's own reply.
-
-    Raises
-    ------
-    ProtocolError
-        The sections are damaged.
-    """
+    """Remove the sections from a reply and return them; the method's reply remains."""
     if not message.has_content():
         return []
     scalars, record = message.content.get(REPLY), message.content.get(UPLOADS)
@@ -154,7 +135,7 @@ def take_sections(message: Message, *, party: str) -> list[Section]:
         arrays, keys = [], [key for key in record if key != _EMPTY]
         for key in keys[len(keys) - count :]:
             arrays.append(read_array(record[key]))
-            del record[key]  # so that no upload stands in memory twice
+            del record[key]  # so that no upload is in memory twice
     except ValueError:
         raise ProtocolError(
             "its sections are damaged", party=party, code="FK-MESSAGE-DAMAGED"
@@ -168,13 +149,13 @@ def take_sections(message: Message, *, party: str) -> list[Section]:
 def read_reply(
     reply: type[Reply], message: Message, *, party: str, of: int | None = None, **sizes: int
 ) -> Reply:
-    """Check and rebuild the reply that a message carries.
+    """Check and rebuild the reply in a message.
 
     Raises
     ------
     ProtocolError
-        If the message is not a proper reply of this phase, belongs to another exchange than that
-        ``of`` this number, or a text in it is no plain line.
+        It is no proper reply of this phase, belongs to another exchange than ``of``, or a text in
+        it is not one printable line.
     """
     content = message.content
     try:
@@ -218,9 +199,8 @@ def exchange(
 ) -> Outcome:
     """Send messages; wait for every reply or error, for enough of them, or the time-out.
 
-    Replies and errors are matched by the id of the request, because an error for a node that
-    cannot be reached comes from another node. Messages that answer nothing we wait for (late or
-    duplicate ones) are ignored.
+    Replies and errors are matched by the id of the request, because an error for an unreachable
+    node comes from another node. Late and duplicate messages are ignored.
 
     Parameters
     ----------
@@ -231,30 +211,22 @@ def exchange(
     phase : str
         Name for the ledger.
     timeout : float
-        Seconds to wait for all replies together. While a node is away they do not count, and when
-        it is back they begin anew.
+        Seconds to wait for all replies; they start again when an absent node is back.
     ledger : Ledger
         Totals to add to.
     on_reply : callable, optional
-        Called with (node, reply) as a reply arrives. What it takes out of the reply is free to go,
-        so large uploads need not wait for each other. An error of ours that it raises counts as an
-        invalid reply.
+        Called with (node, reply) on arrival. It may remove large uploads from the reply. A
+        FedKernError makes the reply invalid.
     enough : callable, optional
-        Whether the replies so far will do, asked after each batch. Then the others get as long
-        again as it took, and a second at least; who is later than that has not failed, it is
-        neither in ``replies`` nor in ``failures``.
+        Whether the replies so far suffice. The others then get as long again, at least a second;
+        later ones are in neither ``replies`` nor ``failures``.
     idle : iterable of int
-        Nodes that are only told something: they are waited for a minute longer than the others at
-        most, and have not failed whatever they answer.
+        Nodes that only get a notice: the wait for them is at most a minute longer, and they cannot
+        fail.
     watch : Watch, optional
-        In deployments: nodes that are away are awaited, those that are silent asked again.
+        In deployments: wait for absent nodes, repeat requests to nodes that do not answer.
     awaits : bool (default: True)
-        Whether nodes that are away are awaited, but for those that are idle.
-
-    Raises
-    ------
-    EngineError
-        If a Ray actor died: Flower's engine keeps handing messages to it.
+        Whether to wait for absent nodes, except idle ones.
     """
     started = time.monotonic()
     nodes = [message.metadata.dst_node_id for message in messages]
@@ -289,7 +261,7 @@ def exchange(
 
 
 def pause(elapsed: float) -> float:
-    """Return for how many seconds not to look for replies in an exchange that has taken some.
+    """Return the seconds between two polls for replies, after ``elapsed`` seconds.
 
     Examples
     --------
@@ -301,30 +273,9 @@ def pause(elapsed: float) -> float:
 
 @dataclass(eq=False)
 class _Request:
-    """A request under way.
+    """A request under way, with its copies, repetitions and absences.
 
-    Attributes
-    ----------
-    message : Message
-        Kept until it is answered, since it may have to be sent again.
-    phase : str
-        Name for the ledger.
-    copies : dict
-        Id of each copy that may still be answered -> when it was sent.
-    repeats : int
-        How often it was sent again because its node was silent.
-    again : bool
-        Whether it was sent again at all.
-    ended : bool
-        Whether that was because the process that answered it was killed.
-    failure : Failure or None
-        What a copy came to, while the answer to another may be on its way.
-    away : float or None
-        Since when its node is away.
-    returns : int
-        How often its node was away and came back.
-    missed : int
-        Looks in a row that have not found its node.
+    A ``failure`` of one copy counts only when no other copy can be answered.
     """
 
     message: Message
@@ -340,7 +291,6 @@ class _Request:
 
     @property
     def last(self) -> float:
-        """When it was last sent, of copies that may still be answered."""
         return max(self.copies.values(), default=math.inf)
 
     @property
@@ -348,46 +298,33 @@ class _Request:
         return self.message.metadata.dst_node_id
 
 
+# A node may get a request twice: it was away, its process was killed, or it did not answer for
+# long. It answers one message at a time, in the order of their creation. So when the second copy
+# arrives, the first is completed, and no later request has arrived. A second copy opens nothing
+# twice and does not count as a refusal:
+#
+# A request of a round is refused by its number before any code reads rows: "done already"
+# (FK-MESSAGE-ORDER), or a used sum number (FK-SUM-NUMBER). The guard counts neither. An iteration
+# of HierarchicalSVM without a sum is repeated with its earlier result. "describe" of the same run
+# keeps its state, its nonce and its key. A vote signs the same survivors. Unmasking and recovery
+# reveal the same shares of the same sum; for other survivors a node refuses. The last request of a
+# run gets the bytes of the first answer. A second finish erases nothing more. A failing handler may
+# fail again, and the guard may count that; but the run ends with the first such failure anyway.
 class Courier:
-    """Messages under way: some are sent while others are still waited for.
+    """Track messages under way: some are sent while others are awaited.
 
     Parameters
     ----------
     grid : Grid
         Flower's grid, of any engine.
     ledger : Ledger
-        Totals to add to; seconds are the caller's.
+        Totals to add to; the caller adds the seconds.
     on_reply : callable, optional
         See :func:`exchange`.
     watch : Watch, optional
-        In deployments: nodes that are away are awaited, those that are silent asked again.
+        In deployments: wait for absent nodes, repeat requests to nodes that do not answer.
     unawaited : iterable of int
-        Nodes that have failed as soon as they are away.
-
-    Attributes
-    ----------
-    returned : float
-        When a node was last asked again that had been away.
-
-    Notes
-    -----
-    A node may get a request twice: it was away, its process was killed, or it was silent for long.
-    It answers messages one at a time, in the order in which they were made. So when the second
-    copy arrives, the first one is done with, and no request that was made later has come yet.
-
-    Asking twice opens nothing twice and counts as no refusal:
-
-    * What belongs to a round is refused by its number, before any code looks at rows: "done
-      already" (FK-MESSAGE-ORDER), or the number of a sum has been used (FK-SUM-NUMBER). The guard
-      counts what is refused by values, or by its rules; these two are neither. An iteration of
-      HierarchicalSVM that orders no sum is repeated with what came of it before.
-    * ``describe`` of the same run keeps its state, its nonce and its key.
-    * A vote is a signature over the same survivors. To unmask or to recover reveals the same shares
-      of the same sum; for other survivors a node has no answer after the first.
-    * The last request of a run is answered by the bytes of the first answer. To finish twice
-      erases nothing more.
-    * A handler that failed may fail once more, and the guard may count that: but the run ends
-      with the first such failure, as it does without a copy.
+        Nodes that fail as soon as they are away.
     """
 
     def __init__(
@@ -407,7 +344,7 @@ class Courier:
 
     @property
     def waiting(self) -> list[int]:
-        """The nodes whose replies are waited for, in the order in which they were asked."""
+        """The nodes that owe replies, in the order of the requests."""
         return [one.node for one in self._open]
 
     @property
@@ -416,7 +353,7 @@ class Courier:
         return {one.node for one in self._open if one.away is not None}
 
     def send(self, messages: Sequence[Message], *, phase: str) -> dict[int, Failure]:
-        """Send messages, which count as one exchange; return who cannot be reached."""
+        """Send messages as one exchange; return the unreachable nodes."""
         failures: dict[int, Failure] = {}
         requests = [_Request(message, phase) for message in messages]
         self._push(requests, messages)
@@ -430,19 +367,12 @@ class Courier:
         return failures
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """Wait no longer for some nodes: what they send is ignored."""
         dropped = set(nodes)
         for one in [one for one in self._open if one.node in dropped]:
             self._close(one)
 
     def collect(self, outcome: Outcome) -> int:
-        """Add what has arrived to ``outcome``; return how many replies and errors that were.
-
-        Raises
-        ------
-        EngineError
-            See :func:`exchange`.
-        """
+        """Add what has arrived to ``outcome``; return the number of replies and errors."""
         arrived, held = 0, [one for one in self._open if one.failure is not None]
         answerable = self._answerable()
         for start in range(0, len(answerable), _GROUP):
@@ -468,7 +398,7 @@ class Courier:
                     outcome.replies[one.node] = reply
                 except FedKernError as error:
                     outcome.failures[one.node] = Failure.invalid(error)
-        for one in held:  # all copies were asked for since: no answer is on its way
+        for one in held:  # all copies were polled since: no answer is on its way
             if one in self._open and one.failure is not None:
                 self._fail(one, one.failure, outcome)
         return arrived or self._look(outcome)
@@ -476,10 +406,10 @@ class Courier:
     # -- pieces
 
     def _answerable(self) -> list[str]:
-        """Return the copies that may be asked for: none of nodes that are awaited while away.
+        """Return the copies to poll for: none of absent nodes that are awaited.
 
-        A SuperLink that is asked for the answer of a node that is away says so and forgets the
-        request: the answer of a node that is back could not come any more.
+        If polled for the answer of an absent node, a SuperLink reports that and forgets the
+        request, so the answer could not come any more.
         """
         every = self._copies.items()
         if self.watch is None or not every:
@@ -488,7 +418,6 @@ class Courier:
         return [name for name, one in every if one.node in there or not self._note_away(one)]
 
     def _push(self, requests: Sequence[_Request], messages: Sequence[Message]) -> None:
-        """Send a message for each request, and count it."""
         now, ids = time.monotonic(), list(self.grid.push_messages(messages))
         for name, one in zip(ids, requests, strict=True):
             if name:
@@ -499,7 +428,7 @@ class Courier:
         self.ledger.bytes_down += sum(sizes[id(message.content)] for message in messages)
 
     def _repeat(self, requests: Sequence[_Request], outcome: Outcome) -> None:
-        """Send requests again, as new messages: those that were sent keep their ids for ever."""
+        """Send requests again, as new messages: the ids of sent ones are fixed."""
         copies = []
         for one in requests:
             known, one.again, one.away = one.message.metadata, True, None
@@ -518,7 +447,7 @@ class Courier:
                 self._fail(one, Failure("unreachable"), outcome)
 
     def _take_error(self, one: _Request, reply: Message, sent: float, outcome: Outcome) -> None:
-        """Await the node, ask it again or note that it has failed, as the error says."""
+        """Wait for the node, repeat the request or enter a failure, depending on the error."""
         failure = read_error(reply, one.phase)
         if self.watch is not None:
             if failure.kind == "unreachable" and self._note_away(one):
@@ -538,11 +467,10 @@ class Courier:
             self._fail(one, failure, outcome)
 
     def _look(self, outcome: Outcome) -> int:
-        """Look now and then who is connected; return for how many is no longer waited.
+        """Check from time to time which nodes are connected; return how many failed.
 
-        Whoever comes back in time is asked again. Without a watch, in a simulation, nodes that two
-        looks in a row have not found have failed. So has in a deployment who is away for longer
-        than it may, or time and again: the request may be what ends it.
+        A node that comes back gets the request again. It fails if it is away too long or too often
+        (in a simulation: in two checks): the request may be what ends its process.
         """
         now = time.monotonic()
         if now < self._looked + _LOOK or not self._open:
@@ -584,7 +512,7 @@ class Courier:
         return before - len(self._open)
 
     def _note_away(self, one: _Request) -> bool:
-        """Note since when a node is away, if it is to be awaited: but once in vain."""
+        """Enter since when a node is away, if it is to be awaited; only once without success."""
         if self.watch is None or one.node in self.watch.in_vain | self._unawaited:
             return False
         one.away = time.monotonic() if one.away is None else one.away
@@ -595,20 +523,13 @@ class Courier:
         outcome.failures[one.node] = failure
 
     def _close(self, one: _Request) -> None:
-        """Wait no longer for a request: what comes of its copies is ignored."""
         self._open.remove(one)
         for name in one.copies:
             self._copies.pop(name, None)
 
 
 class SwiftGrid:
-    """A grid that packs the messages of nodes which say that they can read them.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid in a deployment.
-    """
+    """Wrap a deployment's grid: pack messages for nodes that can read packed ones."""
 
     def __init__(self, grid: Any) -> None:
         self._grid = grid
@@ -618,7 +539,7 @@ class SwiftGrid:
         return getattr(self._grid, name)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; their content is packed once where they share it."""
+        """Send messages; shared content is packed once."""
         packed: dict[int, Any] = {}
         sent = []
         for message in messages:
@@ -632,7 +553,7 @@ class SwiftGrid:
         return found
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return replies as they were before they were packed; damaged ones as they are."""
+        """Return unpacked replies; damaged ones unchanged."""
         replies: list[Message] = list(self._grid.pull_messages(message_ids))
         for reply in replies:
             if not reply.has_content():
@@ -649,7 +570,7 @@ class SwiftGrid:
 
 
 def swift(grid: Any) -> Any:
-    """Return the grid of a deployment with fewer calls and shorter waits; others as they are."""
+    """Return a faster grid for a deployment; other grids unchanged."""
     quick = patient(grid)
     return grid if quick is None else SwiftGrid(quick)
 
@@ -657,9 +578,9 @@ def swift(grid: Any) -> Any:
 def packed(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Answer a packed message by a packed one, and say in a deployment that this node can.
+    """Answer a packed message by a packed one; announce that this node can.
 
-    A mod of Flower's ``ClientApp``.
+    This is a mod of Flower's ``ClientApp``.
     """
     was_packed = message.has_content() and is_packed(message.content)
     if was_packed:
@@ -673,6 +594,5 @@ def packed(
 
 
 def _said(reply: Message) -> Any:
-    """Return the scalars of a reply of ours; of another nothing that stays."""
     found = reply.content.get(REPLY)
     return found if isinstance(found, ConfigRecord) else {}

@@ -1,4 +1,4 @@
-"""What a run costs, and what the server of a deployment says of its nodes while it waits."""
+"""Record what a run costs, and log its waiting in a deployment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ledger:
-    """Running totals of a run, kept by the server.
+    """Running totals of a run, at the server.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Ledger:
     messages : int
         Requests sent.
     seconds : float
-        Wall-clock time spent in exchanges.
+        Wall-clock time of exchanges.
     by_phase : Counter
         Exchanges per phase.
     failures : dict
@@ -49,7 +49,7 @@ class Ledger:
     failures: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def add_failure(self, partition: int, reason: str) -> None:
-        """Count one request that a party did not answer properly."""
+        """Count a request that a party did not answer properly."""
         reasons = self.failures.setdefault(str(partition), {})
         reasons[reason] = reasons.get(reason, 0) + 1
 
@@ -59,7 +59,7 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Ledger:
-        """Rebuild a ledger from :meth:`to_dict`."""
+        """Rebuild from :meth:`to_dict`."""
         return cls(**{**values, "by_phase": Counter(values["by_phase"])})
 
 
@@ -67,19 +67,19 @@ class Ledger:
 
 _READABLE = 0o644  # the collector is another user; there are counts in it
 
-#: Name, type, meaning, and the value; or samples: what stands behind the name, and the value.
+#: Name, type, meaning, and the value; or samples of (suffix of the name, value).
 Family = tuple[str, str, str, float | list[tuple[str, float]]]
 
 
 def write_figures(file: Path, prefix: str, families: Iterable[Family]) -> None:
-    """Write families; a reader sees the file before or after, never a part.
+    """Write metric families for Prometheus, atomically.
 
     Parameters
     ----------
     file : Path
-        Replaced as a whole; its name must end with ``.prom`` for the collector.
+        Its name must end with ``.prom`` for the collector.
     prefix : str
-        How all names begin.
+        Prefix of all names.
     families : iterable of tuple
         Name, type, meaning, and value or samples of each.
     """
@@ -105,29 +105,32 @@ logger = logging.getLogger("flwr")  # what `flwr log` shows
 _EVERY = 10.0  # seconds from one line about a long exchange to the next
 _EACH = 50  # exchanges that have a line each; of a longer run later ones every ten seconds
 _NAMED = 5  # nodes that a line names
-_LEAST, _TIMES = 20.0, 5.0  # seconds, and times the longest answer, until a node is silent
+_LEAST, _TIMES = (
+    20.0,
+    5.0,
+)  # seconds, and multiples of the longest answer, until a request is repeated
 _FIGURES = 2.0  # seconds from one file of figures to the next
 
 
 class Watch:
-    """The nodes of a run in a deployment.
+    """Monitor the nodes of a run in a deployment.
 
     Parameters
     ----------
     node_timeout : float
-        Seconds for which a node that is away is awaited.
+        Seconds to wait for an absent node.
     name : callable
-        Node -> how lines call it.
+        Node -> its name.
     ledger : Ledger
-        Of the run.
+        Totals of the run.
     figures : Path, optional
         File for Prometheus.
 
     Attributes
     ----------
     in_vain : set of int
-        Nodes that were awaited in vain, and have not been seen since. They are not awaited again,
-        so that a party that is gone costs its time once, in a run of however many rounds.
+        Nodes that did not come back in time. They are not awaited again, so that a lost party costs
+        its time only once in a run.
     """
 
     def __init__(
@@ -145,21 +148,21 @@ class Watch:
 
     @property
     def silence(self) -> float:
-        """Seconds after which a node that is connected counts as silent.
+        """Seconds after which a connected node counts as not answering.
 
-        Before any has answered nobody knows how long it takes: it may be reading a large table.
+        Before the first answer the time is unknown: a node may be reading a large table.
         """
         if not self._longest:
             return max(_LEAST, self.node_timeout / 2)
         return max(_LEAST, _TIMES * self._longest)
 
     def answered(self, node: int, seconds: float) -> None:
-        """Note that a node has answered, and how long after it was asked."""
+        """Enter that a node has answered, and after how many seconds."""
         self.in_vain.discard(node)
         self._longest = max(self._longest, seconds)
 
     def say(self, text: str, **facts: Any) -> bool:
-        """Log a line, unless there was one a moment ago; ``facts`` are fields of a JSON log."""
+        """Log a line, unless there was one recently; ``facts`` are fields of a JSON log."""
         now = time.monotonic()
         if now < self._told + _EVERY:
             return False
@@ -170,7 +173,7 @@ class Watch:
     def waits(
         self, phase: str, seconds: float, seen: Outcome, waiting: Sequence[int], away: set[int]
     ) -> None:
-        """Say who is awaited, and who of them is away."""
+        """Log which nodes are awaited, and which of them are away."""
         there, names = len(seen.replies), [self.name(node) for node in waiting]
         text = f"waiting for {_some(names)}, {seconds:.0f} s: {self._title(phase)}, "
         text += f"{there} of {there + len(seen.failures) + len(names)} answered"
@@ -179,7 +182,7 @@ class Watch:
             self._write(there + len(names) - len(away), len(names))
 
     def done(self, phase: str, seconds: float, seen: Outcome, asked: int) -> None:
-        """Say that an exchange is over; in a run of many not of each."""
+        """Log the end of an exchange; in a long run not of each."""
         text = f"{self._title(phase)}: {len(seen.replies)} of {asked} answered in {seconds:.1f} s"
         failed = [f"{self.name(node)} {why}" for node, why in sorted(seen.failures.items())]
         text += f"; failed: {_some(failed)}" if failed else ""
@@ -189,7 +192,7 @@ class Watch:
         self._write(len(seen.replies), 0)
 
     def close(self) -> None:
-        """Write the last figures of a run that is over."""
+        """Write the last figures of a run."""
         self._written = float("-inf")
         self._write(0, 0)
 
@@ -205,7 +208,6 @@ class Watch:
         return {**facts, "answered": len(seen.replies)}
 
     def _write(self, online: int, awaited: int) -> None:
-        """Write the figures for Prometheus, every two seconds at most."""
         now = time.monotonic()
         if self.figures is None or now < self._written + _FIGURES:
             return
@@ -229,7 +231,6 @@ class Watch:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Return names, the first of many."""
     known = list(names)
     more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
     return ", ".join(known[:_NAMED]) + more

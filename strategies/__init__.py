@@ -46,8 +46,8 @@ __all__ = [
     "Summary",
 ]
 
-# Imported when they are asked for: a node finds the client of a registered method by its strategy,
-# and needs no other.
+# Imported on first use: a node finds the client of a registered method by its strategy, and needs
+# no other.
 _MODULES = {
     "EMKOFL": "baselines",
     "FDSKL": "fdskl",

@@ -27,26 +27,25 @@ class AlignIds(Method):
 
     Later runs of any method take the file in place of a common alignment key. The protocol is
     that of :mod:`fedkern_flwr.align.private_intersection`; P parties take P + 2 exchanges. In the
-    last one the parties send pseudonyms of their tags, as every later run does, and the server
+    last one the parties send pseudonyms of their tags, as in every later run, and the server
     counts.
 
     Parameters
     ----------
     attempts : int (default: 5)
-        A party that fails to answer is asked so often in all.
+        Most requests to a party that fails to answer.
     node_timeout : float (default: 120.0)
-        Seconds to wait for the nodes at the start, and for one that is away later.
+        Seconds to wait for the nodes at the start, and later for one that is away.
 
     Attributes
     ----------
     overlaps_ : dict
-        Partition -> how many of its rows others have, see
-        :class:`~fedkern_flwr.alignment.Overlap`.
+        Partition -> how many of its rows others have, see :class:`~fedkern_flwr.alignment.Overlap`.
 
     Notes
     -----
-    The server relays 32 bytes per id and hop, in one message per party: a table of a million ids
-    is 32 MB of each exchange.
+    The server relays 32 bytes per id and hop, in one message per party: a million ids are 32 MB per
+    exchange.
     """
 
     method, title = "align", "Align"
@@ -70,10 +69,9 @@ class AlignIds(Method):
         self.overlaps_: dict[int, Overlap] = {}
         self._fingerprints: dict[int, str] = {}
 
-    # -- what a method tells about itself
+    # -- what a method reports
 
     def privacy(self) -> dict[str, Any]:
-        """Return what is seen by whom."""
         return {
             "protocol": "Diffie-Hellman private set intersection",
             "server_sees": [
@@ -98,7 +96,6 @@ class AlignIds(Method):
         return {"partition": facts} if facts else {}
 
     def check_parties(self, parties: Sequence[DescribeReply]) -> None:
-        """Refuse partitions that clash, and a single one."""
         check_partitions(parties)
         if len(parties) < 2:
             raise SmallCohortError(
@@ -111,9 +108,9 @@ class AlignIds(Method):
     # -- a run
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Send the lists round the ring, have tags made of them, count what parties share."""
+        """Send the lists round the ring, make tags of them, count what parties share."""
         sizes = {p.partition: p.rows + p.test_rows for p in parties}
-        lists = dict.fromkeys(sizes, np.zeros(0, np.uint8))  # by who gets them next
+        lists = dict.fromkeys(sizes, np.zeros(0, np.uint8))  # by their next receiver
         self.planned = len(sizes) + 1
         for hop in range(len(sizes)):
             asked = {p: wire.HopRequest(hop=hop, received=lists[p]) for p in sizes}
@@ -147,7 +144,6 @@ class AlignIds(Method):
         *,
         last: bool = False,
     ) -> Steps:
-        """Return the replies of all parties, whose secrets must stay the same."""
         again = _FILES if last else _AGAIN
         try:
             answers = yield Ask(requests, reply=reply, remedy=f"mend it and {again}", last=last)
@@ -173,6 +169,5 @@ def _wrong(
     *,
     code: str,
 ) -> ProtocolError:
-    """Return the error with which a run ends for what a party answered."""
     party = f"partition {partition}"
     return ProtocolError(problem, remedy=remedy, party=party, phase=reply.phase, code=code)

@@ -64,7 +64,7 @@ class OFSKL(KernelLearning, OnlineStrategy, PrivateMethod):
 
 # -- vM-KOFL and eM-KOFL: one vector of weights over the kernels for all clients
 
-_UNIFORM_SHARE = 0.1  # eM-KOFL draws kernels from the weights mixed with 10 % uniform
+_UNIFORM_SHARE = 0.1  # eM-KOFL samples kernels from the weights mixed with 10 % uniform
 _LOSSES = ("the loss of every kernel at each client",)
 
 
@@ -96,8 +96,8 @@ class VMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
 class EMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
     """Ensemble multi-kernel online federated learning: one kernel per round for all clients.
 
-    The server draws a kernel from the global weights mixed with 10 % uniform; the clients predict
-    with it and send its gradient divided by its probability, and the losses of all kernels.
+    The server samples a kernel from the global weights mixed with 10 % uniform. The clients predict
+    with it and send its gradient, divided by its probability, and all kernels' losses.
 
     References
     ----------
@@ -122,7 +122,6 @@ class EMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
     )
 
     def request(self, stream: dict[str, Any]) -> wire.DrawnRequest:
-        """Draw the kernel of the round and ask for its gradient."""
         share = _UNIFORM_SHARE
         probabilities = (1.0 - share) * self.evaluation_weights() + share / self.kernels
         draw = uniform(self.run_seed, "drawn kernel", stream["round"])
@@ -137,15 +136,14 @@ class EMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
         )
 
 
-# -- local only: every client learns by itself, the yardstick for federation
+# -- local only: every client learns by itself, the baseline for federation
 
 
 class LocalOnly(KernelOptions, OnlineStrategy):
     """Online multi-kernel learning on each client alone; one exchange starts it all.
 
-    The same learner, alone: each client runs the steps of POF-MKL with itself as the only client
-    and updates all kernels with every sample. ``samples_per_round`` has no meaning
-    here, and nothing is summed.
+    Each client runs the steps of POF-MKL as the only client and updates all kernels with every
+    sample. ``samples_per_round`` is unused, and nothing is summed.
     """
 
     method = "local-only"
@@ -165,7 +163,6 @@ class LocalOnly(KernelOptions, OnlineStrategy):
         super().__init__(secure=False, **common)
 
     def privacy(self) -> dict[str, Any]:
-        """Return what the server sees."""
         return {
             "protocol": "plain",
             "server_sees": [
@@ -177,20 +174,17 @@ class LocalOnly(KernelOptions, OnlineStrategy):
         }
 
     def sent(self) -> list[NDArray[Any]]:
-        """Send nothing."""
         return []
 
     def batch_size(self) -> int:
-        """Return T: one exchange is enough."""
         return self.num_rounds
 
     def request(self, stream: dict[str, Any]) -> wire.LocalRequest:
-        """Ask every client to learn from its whole stream."""
         fields = {**self.dictionary_fields(), **self.weight_fields()}
         return wire.LocalRequest(**stream, **fields, step_size=self.step_size)
 
     def update(self, replies: list[Any]) -> None:
-        """Write the history of every sample from the clients' running totals."""
+        """Compute the history of every sample from the clients' running totals."""
         errors = np.mean([reply.squared_errors for reply in replies], axis=0)
         regrets = np.mean([reply.regrets for reply in replies], axis=0)
         self.history_ = [
@@ -199,7 +193,6 @@ class LocalOnly(KernelOptions, OnlineStrategy):
         ][:-1]
 
     def final_metrics(self) -> dict[str, Any]:
-        """Return the metrics; the clients have predicted their held-out rows already."""
         metrics = super().final_metrics()
         replies = [r for r in self._reports.values() if isinstance(r, wire.LocalReply)]
         rows = sum(reply.test_samples for reply in replies)
@@ -215,7 +208,7 @@ class PerFedAvg(OnlineStrategy):
     """Model-agnostic meta-learning of a ReLU network with at most 1000 parameters.
 
     In a round a client adapts the network to its previous samples by one inner gradient step,
-    predicts the new ones with the adapted network, and sends the first-order meta-gradient.
+    predicts the new ones, and sends the first-order meta-gradient.
 
     References
     ----------
@@ -237,20 +230,16 @@ class PerFedAvg(OnlineStrategy):
 
     @property
     def parameters_(self) -> Floats:
-        """The learned initialisation, shape (1, parameters)."""
         return self.theta_
 
     def model_arrays(self) -> Arrays:
-        """Return the parameters."""
         return {"parameters": self.theta_[0]}
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the model with the widths of the layers."""
         arrays, meta = super().learned()
         return arrays, {**meta, "layers": list(self._layers)}
 
     def first_parameters(self, dimension: int) -> Floats:
-        """Return a seeded initialisation of the largest network allowed."""
         return initial_parameters(self._layers, self.run_seed)[None]
 
     @property
@@ -258,15 +247,13 @@ class PerFedAvg(OnlineStrategy):
         return plan_layers(self._dimension) if self._dimension else ()
 
     def sent(self) -> list[NDArray[Any]]:
-        """Return the parameters."""
         return [self.theta_[0]]
 
     def request(self, stream: dict[str, Any]) -> wire.NetworkRequest:
-        """Ask for the meta-gradient."""
         return wire.NetworkRequest(**stream, **self._fields())
 
     def evaluation(self, **stream: Any) -> wire.NetworkEvaluateRequest:
-        """Ask for the error of predictions after an adaptation to the last samples."""
+        """Request the error of predictions after an adaptation to the last samples."""
         about: dict[str, Any] = {"step": self.num_rounds, "samples": self.batch_size()}
         return wire.NetworkEvaluateRequest(**stream, **about, **self._fields())
 

@@ -43,25 +43,23 @@ class ColumnRanges(Method):
     Nodes of a block hold the same columns of different rows. Count, mean and deviation of each
     column are summed securely over the holders of a block, in two passes
     (:mod:`fedkern_flwr.align.column_ranges`); each node writes mean - k to mean + k deviations to
-    its own disk. A node that holds a block alone sends nothing of it and takes its least and
-    greatest values. Four exchanges: describe, means, deviations, write; two where all blocks have
-    one holder.
+    its own disk. A single holder sends nothing and takes its least and greatest values. Four
+    exchanges: describe, means, deviations, write; two if all blocks have one holder.
 
-    Where all holders of a block name a file for it they get a common encoder of their columns
+    If all holders of a block name a file for it, they get a common encoder of their columns
     instead: ranks, categories and gaps of all their rows, by the same two sums.
 
     Attributes
     ----------
     blocks_ : dict
-        Name of each block -> partitions of its holders.
+        Block -> partitions of its holders.
     statistics_ : dict
-        Name of each block with several holders -> its :class:`Statistics`.
+        Block with several holders -> its :class:`Statistics`.
     ranges_ : dict
-        Name of each of these -> ndarray, shape (2, d): the ranges. Labels are the last column;
-        categories, which are encoded, have none.
+        The same -> ndarray, shape (2, d). Labels are the last column; encoded categories have none.
     encoders_ : dict
-        Name of each block with several holders that is encoded -> its
-        :class:`~fedkern_flwr.encoding.Encoder`, without names of columns and categories.
+        Encoded block with several holders -> its :class:`~fedkern_flwr.encoding.Encoder`, without
+        names of columns and categories.
     """
 
     method, title = "ranges", "Column ranges"
@@ -101,15 +99,13 @@ class ColumnRanges(Method):
         self.ranges_: dict[str, Floats] = {}
         self.encoders_: dict[str, Encoder] = {}
 
-    # -- what a method tells about itself
+    # -- what a method reports
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the statistics and ranges of each block with several holders."""
         blocks = {block: list(holders) for block, holders in self.blocks_.items()}
         return dict(self.model_), {**self.options(), "blocks": blocks}
 
     def matched(self) -> dict[str, Any]:
-        """Return who holds which block."""
         found = {
             block: {
                 "holders": [p.partition for p in holders],
@@ -121,7 +117,6 @@ class ColumnRanges(Method):
         return {"blocks": found} if found else {}
 
     def privacy(self) -> dict[str, Any]:
-        """Return what is seen by whom."""
         server, client = [], []
         if self.encoders_:
             counted = (
@@ -153,7 +148,6 @@ class ColumnRanges(Method):
     # -- parties
 
     def check_parties(self, parties: Sequence[Any]) -> None:
-        """Refuse partitions that clash, and holders of a block that do not fit together."""
         check_partitions(parties)
         for holders in _by_block(parties).values():
             check_columns(holders)
@@ -194,11 +188,9 @@ class ColumnRanges(Method):
         return list(shared.values())
 
     def _labelled(self, holders: Sequence[Any]) -> bool:
-        """Tell whether the labels are a column of a block."""
         return self.labels and bool(holders[0].labelled)
 
     def _block(self, holders: Sequence[Any]) -> Block:
-        """Return what decides the sums of a block: categories have no means."""
         first, rows = holders[0], _rows(holders)
         block = Block(first.kinds, 0, rows, len(holders), self.bound)
         columns = block.numeric if first.kinds else int(first.features)
@@ -207,7 +199,6 @@ class ColumnRanges(Method):
     # -- a run
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Sum the statistics, let the nodes write their files."""
         holders = _by_block(parties)
         shared = {name: self._block(held) for name, held in holders.items() if len(held) > 1}
         measured = {name: block for name, block in shared.items() if block.columns}
@@ -255,7 +246,6 @@ class ColumnRanges(Method):
     def _sum_deviations(
         self, blocks: Mapping[str, Block], asked: Mapping[str, Coarse], labels: Mapping[str, bool]
     ) -> Steps:
-        """Sum the second pass; make the statistics and the common encoders."""
         requests, lengths = dict[str, wire.RangesRequest](), dict[str, int]()
         for name, first in asked.items():
             own = {part: value for part, value in vars(first).items() if part != "centre"}
@@ -279,7 +269,7 @@ class ColumnRanges(Method):
                 self.encoders_[name] = encoder
 
     def _plan_circles(self, holders: Sequence[Any], block: Block) -> int:
-        """Return on how many circles the place of most values is looked for, by half the share."""
+        """Return the number of circles to locate most values, within half the share."""
         allowed = allowance(holders, labels=self._labelled(holders))
         if not allowed.planned or not block.numeric:
             return CIRCLES
@@ -287,9 +277,9 @@ class ColumnRanges(Method):
         return int(min(max(0.0, free / (2 * block.numeric)), CIRCLES))
 
     def _plan_bins(self, holders: Sequence[Any], block: Block, first: Coarse) -> Coarse:
-        """Return what the second sum is asked with: as many bins as the nodes' shares allow.
+        """Return the request for the second sum, with as many bins as the nodes' shares allow.
 
-        A count of n rows is log2(n + 1) of the 64 bits of a number.
+        A count of n rows takes log2(n + 1) of the 64 bits of a number.
         """
         allowed = allowance(holders, labels=self._labelled(holders))
         if not allowed.planned or not block.numeric:
@@ -303,7 +293,6 @@ class ColumnRanges(Method):
         return replace(first, splits=splits)
 
     def _sum(self, requests: Requests, name: str, lengths: Mapping[str, int], reply: Any) -> Steps:
-        """Sum so many numbers over the holders of each block; return block -> total."""
         shared = [block for block, holders in self.blocks_.items() if len(holders) > 1]
         how: dict[str, Any] = {"name": name, "encoding": ENCODING}
         terms = [
@@ -314,12 +303,10 @@ class ColumnRanges(Method):
         return answers.totals
 
     def _of_each(self, requests: Requests) -> dict[int, wire.RangesRequest]:
-        """Return partition -> the request of its block."""
         return {p: one for block, one in requests.items() for p in self.blocks_[block]}
 
 
 def _by_block(parties: Any) -> dict[str, list[Any]]:
-    """Return the parties of each block, by partition."""
     found: dict[str, list[Any]] = {}
     for party in sorted(parties, key=lambda p: p.partition):
         found.setdefault(party.block, []).append(party)

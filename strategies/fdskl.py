@@ -32,8 +32,8 @@ from fedkern_flwr.vertical.phase_training import (
 from fedkern_flwr.vertical.phases import MOST_DIRECTIONS, StepSchedule, draw_batch, step_size
 from fedkern_flwr.wire import DescribeReply
 
-_BASE_SHARE = 4.0  # the widths tried begin at 1 / (this times the number of columns)
-_KEPT = 1  # the parties keep what belongs to a one-shot run under this number
+_BASE_SHARE = 4.0  # the first candidate width is 1 / (this times the number of columns)
+_KEPT = 1  # the parties save the state of a one-shot run under this number
 _CHUNK = 1 << 22  # phases of a sum
 _MESSAGE = 256 << 20  # bytes of phases in a message
 _NO_ROWS, _NOTHING = np.zeros(0, np.int64), np.zeros(0, np.int32)
@@ -42,9 +42,9 @@ _OF_MODEL = ("schedule", "loss", "kernel", "phase_bits", "missing")
 Rows = NDArray[np.int64]
 Schedule = Literal["one-shot", "streaming"]
 
-#: Steps that learn fast and stayed stable, measured with r = 16 on two data sets.
+#: Fast and stable steps, measured with r = 16 on two data sets.
 _STEP: dict[str, float] = {"square": 0.5, "logistic": 4.0, "smooth-hinge": 2.0}
-#: Options of streaming alone -> what they are where nothing is said.
+#: Options of streaming only -> their defaults.
 _STREAMING: dict[str, Any] = {
     "directions": 16,
     "batch": 64,
@@ -74,27 +74,27 @@ class FDSKL(Judges):
 
     f(x) = sum_j alpha_j sqrt(2) cos(omega_j^T x + b_j) with random directions omega of a Gaussian
     or Laplacian kernel. Each party adds its part of omega^T x + b as an angle, in secure sums that
-    an active party (one with labels) opens: it gets phases and nothing else. One-shot, it gets
-    all of them at once and trains alone: four exchanges. Streaming is the paper's doubly stochastic
-    gradient in blocks of rows and directions.
+    an active party (one with labels) opens: it gets only phases. One-shot, it gets all of them at
+    once and trains alone: four exchanges. Streaming is the paper's doubly stochastic gradient in
+    blocks of rows and directions.
 
-    Flower's ``num_rounds`` (200) are T, iterations of the streaming schedule; the model never
+    Flower's ``num_rounds`` (200) are T, iterations of the streaming schedule. The model never
     leaves the active parties, so there are no arrays and no ``evaluate_fn``.
 
     Attributes
     ----------
     plan_ : VerticalPlan
-        Who holds which rows.
+        Parties and their rows.
     gamma_, multiple_, regularization_ : float, int, float
-        Width that the directions were drawn for, what multiplies their phases, and lambda.
+        Width of the directions, factor of their phases, and lambda.
     outputs_, classes_, label_bound_
-        What the active parties have labels of.
+        Of the active parties' labels.
     leaders : tuple of int
-        The active parties that have rows to learn from.
+        Active parties with training rows.
     upto_ : dict
-        Owner -> how many directions its model has.
+        Owner -> directions of its model.
     model_of : (str, int)
-        Of predictions: session and step of the run that made the model.
+        For predictions: session and step of the model's run.
 
     References
     ----------
@@ -204,43 +204,39 @@ class FDSKL(Judges):
         self.upto_: dict[int, int] = {}
         self._rows = ""
 
-    # -- what options stand for
+    # -- defaults of options
 
     @property
     def chosen_loss(self) -> Loss:
-        """The loss, which depends on the labels by default."""
         return self.loss or ("smooth-hinge" if self.classes_ else "square")
 
     @property
     def learns_numbers(self) -> bool:
-        """Whether a model of numbers is solved at once, which is as precise as its phases."""
+        """Whether numbers are learned in one shot, as precisely as the phases are."""
         return self.schedule == "one-shot" and not self.classes_
 
     @property
     def solves(self) -> bool:
-        """Whether streaming ends with a solution on the phases at hand: not in the paper's mode."""
+        """Whether streaming ends with a solution on the received phases (not in paper mode)."""
         fixed = self._descends or 1 in (self.directions, self.batch)
         return self.schedule == "streaming" and not fixed and len(self.plan_.actives) == 1
 
     @property
     def chosen_bits(self) -> int:
-        """Bits of a phase."""
         return self.phase_bits or (32 if self.learns_numbers else 16)
 
     @property
     def chosen_features(self) -> int:
-        """R of one-shot: 4 kB of phases of a row by default, whatever their bits."""
+        """R of one-shot: by default 4 kB of phases per row, for any phase size."""
         return self.features or (1000 if self.learns_numbers else 2000)
 
     @property
     def has_intercept(self) -> bool:
-        """Whether a constant is added to the kernel."""
         chosen = self.schedule == "one-shot" and self.gamma is None
         return self.intercept and chosen and self.classes_ > 0
 
     @property
     def tried_regularizations(self) -> tuple[float, ...]:
-        """Lambda to choose from in one-shot."""
         if self.regularization is not None:
             return (self.regularization,)
         exact = self.learns_numbers and self.chosen_bits == 32
@@ -248,34 +244,30 @@ class FDSKL(Judges):
 
     @property
     def chosen_regularization(self) -> float:
-        """Lambda of streaming."""
         return 1e-4 if self.regularization is None else self.regularization
 
     @property
     def chosen_step(self) -> float:
-        """Gamma of streaming; fewer new directions are noisier and stand smaller steps."""
+        """Gamma of streaming; with fewer new directions, which are noisier, it is smaller."""
         if self.step is not None:
             return self.step
         known = self.chosen_loss if self.plan_.actives else self.loss or "smooth-hinge"
         return _STEP[known] * min(1.0, self.directions / 16.0)
 
     def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
         other = ("features",) if self.schedule == "streaming" else _STREAMING
         return {name: value for name, value in super().options().items() if name not in other}
 
     @property
     def advice(self) -> str:
-        """What to do where something as simple as a constant predicts as well."""
         if self.schedule == "one-shot":
             return super().advice
         smaller = "" if self.solves else "a smaller --step or "
         return f"it has not converged: try {smaller}more --rounds"
 
-    # -- what a method tells about itself
+    # -- what a method reports
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return what a prediction needs to know; the coefficients stay with the active parties."""
         meta = {
             **self.options(),
             "phase_bits": self.chosen_bits,
@@ -297,7 +289,6 @@ class FDSKL(Judges):
         return {}, meta
 
     def privacy(self) -> dict[str, Any]:
-        """Return what is seen by whom."""
         actives, one_shot = self.plan_.actives, self.schedule == "one-shot"
         holders = {p.partition for p in self.parties_.values() if p.features}
         server = [_SIZES, "which rows of the parties belong together, and which are learned from"]
@@ -332,24 +323,21 @@ class FDSKL(Judges):
         }
 
     def matched(self) -> dict[str, Any]:
-        """Return whose rows were matched."""
         return self.plan_.report() if self.plan_.actives else {}
 
     # -- parties
 
     def begin(self, config: ConfigRecord | None = None) -> None:
-        """Forget the last run; a seed that is given orders the rows as well."""
+        """Reset; an explicit seed also fixes the order of rows."""
         super().begin(config)
         at_least("seed", self.run_seed, 0)
         if self.seed is not None or (config is not None and config.get("seed") is not None):
             self.order_seed = self.run_seed
 
     def check_parties(self, parties: Sequence[Any]) -> None:
-        """Refuse partitions that clash and ids that come twice."""
         vertical.check_parties(parties)
 
     def cohorts(self) -> list[list[int]] | None:
-        """Match the rows; all sums are over everybody."""
         parties = list(self.parties_.values())
         self.plan_ = vertical.make_plan(parties, self.missing, predict=bool(self.model_of[0]))
         vertical.check_alone(self.plan_, parties, allow_single=self.allow_single)
@@ -360,17 +348,14 @@ class FDSKL(Judges):
 
     @property
     def _columns(self) -> int:
-        """Number of columns of all parties."""
         return sum(party.features for party in self.parties_.values())
 
     def _tables(self) -> dict[str, str]:
-        """Return a digest of the names of each party's columns."""
         return {str(party.partition): party.columns for party in self.parties_.values()}
 
     # -- a run
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Fit the model at the active parties and judge it on their held-out rows."""
         plan = self.plan_
         self.leaders = tuple(a for a in plan.actives if len(plan.train[a]))
         if self.schedule == "one-shot" and len(plan.actives) > 1:
@@ -392,7 +377,6 @@ class FDSKL(Judges):
         return (yield from self._train() if self.schedule == "one-shot" else self._descend())
 
     def _phases(self) -> Phases:
-        """Return the exchanges of the run at hand."""
         return Phases(
             plan=self.plan_,
             settings={
@@ -415,7 +399,6 @@ class FDSKL(Judges):
         return Save({}, {**known, **meta}, kept=kept)
 
     def _metrics(self, counts: Sequence[NDArray[np.float64]]) -> dict[str, float]:
-        """Return the metrics of held-out rows from what the active parties counted."""
         found = [c for c in counts if len(c) == self._yard.length]
         if not found:
             self.nodes.note_untold()
@@ -424,13 +407,11 @@ class FDSKL(Judges):
 
     @property
     def _yard(self) -> Yardstick:
-        """What an active party counts, whose held-out rows must be enough for its histogram."""
         tests = [len(part) for part in self.plan_.test.values() if len(part)]
         bins = bins_of(min(tests, default=0), self.classes_)
         return Yardstick(self.classes_, self.outputs_, self.label_bound_, bins)
 
     def _train(self) -> Rounds:
-        """Collect all phases, have the active party train."""
         owner, meta = self.plan_.actives[0], self.saved_meta_
         self.capacity, self.planned = self.chosen_features, 2
         self.upto_ = {owner: self.capacity}
@@ -448,7 +429,6 @@ class FDSKL(Judges):
         return dict(metrics)
 
     def _solve(self, phases: Phases, need: Need, again: Need | None, save_as: int) -> Steps:
-        """Have the active party train; return what it chose and how good it is, and the latter."""
         owner = self.plan_.actives[0]
         request = wire.TrainRequest(
             save_as=save_as,
@@ -475,20 +455,21 @@ class FDSKL(Judges):
 
     # -- streaming: doubly stochastic gradients, an iteration per exchange
     #
-    # The exchange that brings the active parties the phases of one batch asks for those of the
-    # next. Where a single party is active and nothing is said of steps, it makes the last model of
-    # the phases that it has by then, as one-shot does: of the rows of the last half of the batches
-    # and the directions of the first half. The iterations are then what the error on the way is of.
-    # With several active parties f is summed over them in between: an iteration begins two
-    # exchanges before it ends, and they overlap.
+    #
+    # The exchange that brings the active parties the phases of one batch requests those of the
+    # next. If there is one active party and no option sets steps, it fits the final model to the
+    # phases that it has received, as one-shot does: rows of the last half of the batches,
+    # directions of the first half. The iterations then serve only for the reported errors on the
+    # way. With several active parties f is summed over them in between: an iteration takes two
+    # exchanges, and iterations overlap.
 
     @property
     def _lag(self) -> int:
-        """How many exchanges after its own phases are asked for an iteration is finished."""
+        """Number of exchanges from the request for an iteration's phases to its end."""
         return 1 if len(self.leaders) == 1 else 2
 
     def iteration(self, number: int) -> Iteration:
-        """Return an iteration, which takes a batch of one of the leaders, in turn."""
+        """Return an iteration, on a batch of one of the leaders in turn."""
         leader = self.leaders[(number - 1) % len(self.leaders)]
         own = self.plan_.train[leader]
         shrinks = self.chosen_regularization
@@ -503,7 +484,6 @@ class FDSKL(Judges):
         )
 
     def upto(self, number: int) -> dict[int, int]:
-        """Return how many directions each owner has after an iteration."""
         count = len(self.leaders)
         return {
             owner: self.directions * ((number + count - 1 - k) // count)
@@ -511,14 +491,13 @@ class FDSKL(Judges):
         }
 
     def _need(self, first: int, last: int) -> Need:
-        """Return the phases that iterations need."""
         rows = [self.iteration(number).rows for number in range(first, last + 1)]
         return Need(np.unique(np.concatenate(rows)), self.upto(last))
 
     def solved(self) -> Need:
-        """Return the phases that a solution takes at the end: rows of the last half of the batches.
+        """Return the phases of the final solution: rows of the last half of the batches.
 
-        All of them have the directions of the first of these batches.
+        All have the directions of the first of these batches.
         """
         half = self.num_rounds // 2
         return Need(self._need(half + 1, self.num_rounds).rows, self.upto(half + 1))
@@ -528,8 +507,8 @@ class FDSKL(Judges):
     ) -> Steps:
         """Take an exchange of iterations ``done`` + 1 to ``last``.
 
-        The t-th asks for the phases of iteration t and finishes the one that is due. The last of
-        them asks for those of held-out rows, and has the parties keep their state.
+        The t-th requests the phases of iteration t and finishes the one that is due. The last also
+        requests those of held-out rows and saves states.
         """
         finish, score = t - self._lag, t - 1 if self._lag == 2 else 0
         need = self._need(t, t) if t <= last else tested if finish == last else None
@@ -547,7 +526,6 @@ class FDSKL(Judges):
         yield from phases.advance(need, again if t > done + 1 else None, **work)
 
     def _descend(self) -> Rounds:
-        """Run the iterations from where the checkpoint stands; evaluate on the way if asked to."""
         most = self.planned = self.num_rounds
         self.capacity = max(self.upto(most).values())
         self.regularization_ = self.chosen_regularization
@@ -583,7 +561,7 @@ class FDSKL(Judges):
                 found = self._metrics(counts)
                 metrics |= found
             if tested is not None:
-                spent += self._spent - before  # that of the exchange that asked for their phases
+                spent += self._spent - before  # of the exchange that requested their phases
                 row = _evaluation_row(found, self._spent - spent) if found else {}
             state = {"iteration": done, "metrics": metrics, "multiple": self.multiple_}
             state["evaluated"] = spent.tolist()
@@ -592,43 +570,28 @@ class FDSKL(Judges):
 
     @property
     def _spent(self) -> NDArray[np.float64]:
-        """Seconds and uploaded bytes of the run so far."""
         return np.array([self.ledger_.seconds, self.ledger_.bytes_up])
 
-    # -- predictions with a model that was saved
+    # -- predictions with a saved model
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> FDSKL:
-        """Return a strategy with the options of a model that was saved.
-
-        Raises
-        ------
-        CheckpointError
-            It is not a model of this method.
-        """
+        """Return a strategy with the options of a saved model of this method (CheckpointError)."""
         check_model(cls.method, {}, meta, {}, needs=(*_OF_MODEL, "upto", "seed"))
         return cls(**{name: meta[name] for name in _OF_MODEL}, **{"seed": meta["seed"], **more})
 
     def predict_at_nodes(
         self, grid: Grid, meta: Mapping[str, Any], *, timeout: float = 3600
     ) -> None:
-        """Have the active parties predict their held-out rows with a model that was saved.
+        """Let the active parties predict their held-out rows with a saved model.
 
-        They write the predictions; nothing of them is sent.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        meta : mapping
-            What belongs to the model, see :meth:`model`.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of one exchange.
+        They write the predictions and send nothing of them. ``meta`` is from :meth:`model`;
+        ``timeout`` is in seconds per exchange.
 
         Raises
         ------
         CheckpointError
-            The model is not one of this method, or of other parties.
+            The model has another method or other parties.
         CohortError, ProtocolError, TableError, OptionError
             See :meth:`start`.
         """
@@ -639,8 +602,9 @@ class FDSKL(Judges):
             self.leaders = tuple(meta["leaders"])
             actives, allowed = set(self.plan_.actives), set(meta["actives"])
             same = self._columns == meta["columns"]
-            same = same and self._tables() == meta.get("tables", self._tables())  # if it tells
-            if not same or not set(self.leaders) <= actives <= allowed:  # who was passive stays so
+            # older models lack the tables
+            same = same and self._tables() == meta.get("tables", self._tables())
+            if not same or not set(self.leaders) <= actives <= allowed:  # passive ones stay so
                 raise CheckpointError(
                     "the parties are not those of the model", code="FK-MODEL-PARTIES"
                 )
@@ -659,7 +623,6 @@ def _next(done: int, every: int | None) -> int:
 
 
 def _evaluation_row(found: Mapping[str, float], spent: NDArray[np.float64]) -> dict[str, Any]:
-    """Return the row of the history of an evaluation after so many seconds and bytes."""
     seconds, bytes_up = spent.tolist()
     error = found.get("test_rmse", 1.0 - found.get("test_accuracy", 1.0))
     return {**found, "test_error": error, "bytes_up": int(bytes_up), "seconds": seconds}
@@ -667,21 +630,20 @@ def _evaluation_row(found: Mapping[str, float], spent: NDArray[np.float64]) -> d
 
 # -- exchanges: phases for their owners, and what the parties do with them
 #
-# A party that has lost its phases gets all of them again; they are counted from nothing then.
+#
+# A party that has lost its phases gets all of them again, counted from zero.
 
 
 @dataclass(frozen=True)
 class Need:
-    """Phases that the owners shall have."""
+    """Phases that the owners need."""
 
     rows: Rows  # of the plan, ascending
-    upto: Mapping[int, int]  # owner -> how many of its directions
+    upto: Mapping[int, int]  # owner -> number of its directions
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """An iteration of streaming."""
-
     number: int
     leader: int  # the active party whose batch it takes
     rows: Rows  # the batch, rows of the plan
@@ -691,7 +653,7 @@ class Iteration:
 
 
 _NO_ITERATION = Iteration(0, -1, _NO_ROWS, 0, 0.0, 0.0)
-#: What is asked for at once: number, rows of the plan, fields that are the same for all parties.
+#: One request: number, rows of the plan, fields that are the same for all parties.
 Collection = tuple[int, Rows, Mapping[str, NDArray[np.int32]]]
 _NO_FIELDS = {
     **dict.fromkeys(("owners", "upto", "cuts"), _NOTHING),
@@ -702,18 +664,18 @@ _NO_COLLECTION: Collection = 0, _NO_ROWS, _NO_FIELDS
 
 @dataclass(kw_only=True)
 class Phases:
-    """Which phases the owners have, and the exchanges that bring them more."""
+    """Phases that the owners have, and the exchanges for more."""
 
     plan: VerticalPlan  # who holds which rows
-    settings: Mapping[str, Any]  # fields of a step that are those of the run
+    settings: Mapping[str, Any]  # fields of a step that are fixed in a run
     outputs: int  # columns of the targets
-    attempts: int  # how often phases that were lost are sent again
+    attempts: int  # how often lost phases are sent again
     number: int = 0  # of the last collection
-    _waiting: dict[int, int] = field(default_factory=dict)  # owner -> collection on its way
-    _parts: int = 0  # in how many exchanges the last phases have come
+    _waiting: dict[int, int] = field(default_factory=dict)  # owner -> pending collection
+    _parts: int = 0  # number of exchanges of the last phases
 
     def __post_init__(self) -> None:
-        """Note that no owner has any phases: at the beginning, and where some were lost."""
+        """Reset: no owner has phases, at the beginning or after a loss."""
         self._known = {a: np.zeros(self.plan.total, np.int32) for a in self.plan.actives}
         self._parts = 0
         self._waiting.clear()
@@ -723,14 +685,14 @@ class Phases:
     def advance(
         self, need: Need | None = None, again: Callable[[], Need] | None = None, **work: Any
     ) -> Steps:
-        """Collect phases and do other work of a :meth:`step`: one exchange where all answer.
+        """Collect phases and do other work of a :meth:`step`: one exchange if all answer.
 
-        ``again`` returns the phases to collect anew, if a party has lost them.
+        ``again`` returns the phases to collect again, if a party has lost them.
 
         Raises
         ------
         CohortError
-            Somebody did not answer, or lost its phases, ``attempts`` times in a row.
+            A party did not answer, or lost its phases, ``attempts`` times in a row.
         """
 
         def steps() -> Steps:
@@ -744,7 +706,7 @@ class Phases:
         yield from self.insist(steps, again)
 
     def insist(self, steps: Callable[[], Steps], again: Callable[[], Need] | None) -> Steps:
-        """Take steps until no party has lost what they need; ``again`` as in :meth:`advance`."""
+        """Repeat steps until no party has lost phases; ``again`` as in :meth:`advance`."""
         for _ in range(self.attempts):
             try:
                 return (yield from steps())
@@ -763,7 +725,7 @@ class Phases:
         score: Iteration = _NO_ITERATION,
         save_as: int = 0,
     ) -> Steps:
-        """Collect phases, finish an iteration, score another, have states kept: one exchange."""
+        """Collect phases, finish an iteration, score another, save states: one exchange."""
         number, rows, fields = wanted
         everybody = number or score.number or save_as
         common: dict[str, Any] = {**self.settings, **fields}
@@ -786,7 +748,7 @@ class Phases:
             )
             for p in (self.plan.parties if everybody else self.plan.actives)
         }
-        # an iteration needs its scores, whoever has lost phases in between
+        # an iteration needs its scores, even if phases were lost in between
         yield from self.ask(requests, wire.StepReply, rows, keep="scores/")
         if number:
             for owner, many in zip(fields["owners"].tolist(), fields["upto"].tolist(), strict=True):
@@ -796,10 +758,10 @@ class Phases:
     def judge(
         self, need: Need, *, count: bool = False, bins: int = 0, calibration: Sequence[float] = ()
     ) -> Steps:
-        """Let the active parties predict their held-out rows; return what each counted, if asked.
+        """Let the active parties predict their held-out rows; return their counts if requested.
 
-        ``calibration`` is that of a saved model. Of several active parties each gets the scores of
-        the others first.
+        ``calibration`` is that of a saved model. With several active parties, each first gets the
+        others' scores.
         """
         plan = self.plan
         tests = {a: held for a in plan.actives if len(held := rows_of(plan.test[a]))}
@@ -827,11 +789,10 @@ class Phases:
     def train(
         self, owner: int, request: wire.TrainRequest, need: Need, again: Need | None = None
     ) -> Steps:
-        """Let the owner learn from its rows of ``need``, and predict, as the last thing in the run.
+        """Let the owner train on its rows of ``need`` and predict, as the last exchange of the run.
 
-        If it has lost phases, it gets those of ``again``, which is of streaming alone. Where all
-        came in several messages, it may have lost those before the last: the others are told of the
-        end when it has answered.
+        If it has lost phases, it gets those of ``again`` (streaming). After several messages it may
+        have lost the earlier ones, so the others get the end only after its answer.
         """
         ends = self._parts == 1 and again is None
         rows = np.intersect1d(need.rows, rows_of(self.plan.train[owner]))
@@ -857,10 +818,10 @@ class Phases:
         keep: str = "",
         ends: bool = False,
     ) -> Steps:
-        """Ask parties, with the sums that their request declares; each of these is one party's.
+        """Send requests with their declared sums, each received by one party.
 
-        What waits for a party comes along. ``rows`` are those whose phases are asked for; sums
-        whose name begins with ``keep`` stay on their way when phases are lost.
+        Pending deliveries come along. ``rows`` are those with requested phases; sums whose name
+        begins with ``keep`` stay pending when phases are lost.
         """
         bits, names = int(self.settings["phase_bits"]), self.plan.names[rows]
         first = next(iter(requests.values()))
@@ -873,10 +834,10 @@ class Phases:
             yield Deliver(running, running.order.receiver, keep=kept)
         return answers
 
-    # -- what is asked for
+    # -- what is requested
 
     def collections(self, need: Need) -> Iterator[Collection]:
-        """Yield what is asked for in one exchange each, so that no message is too large."""
+        """Yield what to request in one exchange each, so that no message is too large."""
         owners, bits = sorted(need.upto), self.settings["phase_bits"]
         width = max(need.upto.values())
         step = max(1, _MESSAGE * 8 // bits // max(1, width * len(owners)))
@@ -893,5 +854,4 @@ class Phases:
             yield self.number, rows, fields
 
     def positions(self, partition: int, rows: Rows) -> NDArray[np.int32]:
-        """Return the positions of rows of the plan among those that a party announced."""
         return np.ascontiguousarray(self.plan.rows[partition][rows], np.int32)

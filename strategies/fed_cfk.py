@@ -1,4 +1,4 @@
-"""FedCFK: a recommender from a secure sum, whose ratings never leave the users."""
+"""FedCFK: a recommender from a secure sum; ratings stay at the users."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedkern_flwr.wire import DescribeReply
 
 from .secure_gram import SecureGram, not_for
 
-#: What recommendations depend on besides the kernel.
+#: What recommendations depend on, besides the kernel.
 _USED = ("learner", "regularization", "subtract_mean", "neighbours")
 _OLD: dict[str, Any] = {
     "learner": "cf-komd",
@@ -34,18 +34,17 @@ _OLD: dict[str, Any] = {
 class FedCFK(SecureGram):
     """FedCFK: each user's device ranks the items by their matrix K from a secure sum.
 
-    ``ease``: with P = (K + lambda I)^-1 the score of an item i is the sum of -P_ji / P_ii over what
-    the user likes. ``cf-komd``, the paper's: with a kernel made of K a user with positives P
-    minimises a^T K_PP a + lambda |a|^2 - 2 a^T q_P over the simplex, q the means of the rows, and
-    scores all items by K[:, P] a - q. ``knn``: the sum of the kernel to those of the item's
-    nearest neighbours that the user likes.
+    ``ease``: with P = (K + lambda I)^-1 the score of item i is the sum of -P_ji / P_ii over what
+    the user likes. ``cf-komd``, the paper's: with a kernel of K and positives P a user minimises
+    a^T K_PP a + lambda |a|^2 - 2 a^T q_P over the simplex, q the means of the rows; scores are K[:,
+    P] a - q. ``knn``: the sum of the kernel to the item's nearest neighbours that the user likes.
 
     Attributes
     ----------
     tuned_ : dict
-        Where nodes chose lambda: ``regularization``, its geometric mean over all users.
+        If nodes chose lambda: ``regularization``, its geometric mean over all users.
     judged_ : list of int
-        Partitions whose metrics are in the means.
+        Partitions in the mean metrics.
 
     Notes
     -----
@@ -97,7 +96,6 @@ class FedCFK(SecureGram):
         self.fill_in(neighbours=recommenders.NEIGHBOURS)
 
     def _check_learner(self) -> None:
-        """Fill in the learner; refuse options of others."""
         own = self.kernel != "cosine" or not self.subtract_mean
         if self.regularization and not own and self.learner not in recommenders.LEARNERS:
             raise OptionError(
@@ -123,22 +121,19 @@ class FedCFK(SecureGram):
         self._predicting = False
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the Gram matrix, packed, its items, and what belongs to them."""
         arrays, meta = super().learned()
         return arrays, {**meta, "names": self._names, "tuned": self.tuned_}
 
     def result(self) -> dict[str, Any]:
-        """Return the result of the run, with what was chosen."""
         return {**super().result(), **({"tuned": self.tuned_} if self.tuned_ else {})}
 
     @property
     def regularization_(self) -> float:
-        """The lambda that was given, or chosen, or that the choice starts from."""
+        """Lambda: given, chosen, or the start of the choice."""
         given = self.regularization or self.tuned_.get("regularization")
         return float(given or recommenders.REGULARIZATION[self.learner])
 
     def privacy(self) -> dict[str, Any]:
-        """Return what is seen by whom."""
         if self._predicting:
             return {
                 "protocol": "recommendations stay at the nodes",
@@ -158,14 +153,13 @@ class FedCFK(SecureGram):
         return seen
 
     def more_cohorts(self) -> list[list[int]]:
-        """Sum the metrics over everybody, those who had no part in the kernel as well."""
+        """Sum the metrics over all nodes, also those without a part in the kernel."""
         everybody = sorted(party.partition for party in self.parties_.values())
         return [] if self._members == [everybody] else [everybody]
 
     # -- what users do with the kernel
 
     def _offer(self, kind: type[wire.RecommendRequest], **tuning: Any) -> wire.RecommendRequest:
-        """Return a request that carries the kernel, with lambda or what it is chosen with."""
         whole = self.gram_, self.items_, self.catalogue_, self.rows_
         ranks = self.recommender(ItemKernel.of_gram(*whole, self.dot_kernel_))
         rows = max(party.rows for party in self.parties_.values())
@@ -173,7 +167,6 @@ class FedCFK(SecureGram):
         return kind.of(ranks, rows=rows, self_masks=self.self_masks, **known)
 
     def use(self) -> Steps:
-        """Send the kernel; sum how good the recommendations are."""
         everybody = len(self._counted) - 1
         cohort = self._cohort(everybody)
         if "judged" in self.saved_meta_:
@@ -203,14 +196,12 @@ class FedCFK(SecureGram):
 
     @property
     def tunes(self) -> bool:
-        """Whether nodes choose lambda."""
         return not self.regularization and self.learner != "knn"
 
-    # -- recommendations with a kernel that was saved
+    # -- recommendations with a saved kernel
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
-        """Return a strategy with the options of a model that was saved; see Secure Gram."""
         own = {**_OLD, **meta}
         if own["learner"] != "knn":
             own["neighbours"] = None
@@ -219,13 +210,11 @@ class FedCFK(SecureGram):
         return found
 
     def recommender(self, kernel: ItemKernel, found: float | None = None) -> Recommender:
-        """Return what ranks items with a kernel, by default with the lambda that was chosen."""
         how = found or self.regularization_, self.subtract_mean, self.neighbours
         return Recommender(kernel, self.learner, *how)
 
     @property
     def _names(self) -> str:
-        """Digest of the names of all items."""
         return next((party.columns for party in self.parties_.values()), "")
 
     def predict_at_nodes(
@@ -236,29 +225,20 @@ class FedCFK(SecureGram):
         *,
         timeout: float = 3600,
     ) -> None:
-        """Have the nodes recommend to their present users with a kernel that was saved.
+        """Let the nodes recommend to their present users with a saved kernel.
 
-        Nothing is summed; the nodes write the recommendations. They may be others than those of the
-        run that made the kernel, with the same items.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        arrays : mapping
-            Arrays of the model, see :meth:`model`.
-        meta : mapping
-            What else belongs to the model.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of an exchange.
+        Nothing is summed; the nodes write the recommendations. Other nodes with the same items may
+        take part. ``arrays`` and ``meta`` are from :meth:`model`; ``timeout`` is in seconds per
+        exchange.
 
         Raises
         ------
         CheckpointError
-            The model is not one of this method, of these options or of these items.
+            The model has another method, other options or other items.
         TableError
             No node writes recommendations.
         CohortError, ProtocolError
+            See :meth:`start`.
         """
         meta = {**_OLD, **meta}
         self.check_same(meta, (*_USED, "kernel"))

@@ -44,7 +44,7 @@ from .fed_cg_system import (
     tune_and_solve,
 )
 
-#: What basis fourier goes with, by option.
+#: Options that basis fourier allows, by name.
 _OF_FOURIER: dict[str, tuple[Any, ...]] = {
     "penalty": ("ridge",),
     "sampling": ("U", "auto"),
@@ -54,7 +54,7 @@ _OF_FOURIER: dict[str, tuple[Any, ...]] = {
     "variance": (False,),
 }
 _DIRECT_UP_TO, _RANK = 1000, 200  # landmarks; of the preconditioner
-_LANDMARKS, _LAMBDA = 100, 1e-3  # where it is neither given nor chosen
+_LANDMARKS, _LAMBDA = 100, 1e-3  # defaults if neither given nor chosen
 _OF_MODEL = ("landmarks", "sampling", "kernel", "basis", "missing")
 _SIZES = "numbers of rows, held-out rows and columns per party, keyed hashes of ids"
 _KERNELS = (
@@ -74,8 +74,8 @@ class FedCG(PrivateMethod, Judges):
 
     Hospitals own rows with labels, centres own blocks of features of these rows. The kernel is a
     product over blocks, its landmarks are random; the coefficients solve
-    (K^T K + lambda I) a = K^T y (eq. 2.9) for all hospitals' rows together. They are the same as
-    if all data were pooled, by default after five exchanges, or three where there are no centres.
+    (K^T K + lambda I) a = K^T y (eq. 2.9) for all hospitals' rows together. They are the same as if
+    all data were pooled, by default after five exchanges, three without centres.
 
     Flower's ``initial_arrays`` are coefficients, shape (m, k), from which cg starts, and
     ``num_rounds`` (1000) its most iterations.
@@ -83,7 +83,7 @@ class FedCG(PrivateMethod, Judges):
     Attributes
     ----------
     plan_ : Plan
-        Who holds which rows and blocks.
+        Parties, their rows and blocks.
     landmarks_ : int
         m.
     coefficients_ : ndarray of float64, shape (m, k)
@@ -93,12 +93,12 @@ class FedCG(PrivateMethod, Judges):
     regularization_ : float
         Lambda of the model.
     tuned_ : dict
-        What of them was tried, what was chosen and how; empty where nothing was. The widths of the
-        landmarks are half and double of the one that was chosen, in turn.
+        What was tried and chosen; empty if nothing was. Landmarks have half and double the chosen
+        width, in turn.
     outputs_, classes_, label_bound_
-        What the hospitals have labels of.
+        Of the hospitals' labels.
     model_of : (str, int)
-        Of predictions: session and step of the run that made the model.
+        For predictions: session and step of the model's run.
 
     References
     ----------
@@ -187,9 +187,9 @@ class FedCG(PrivateMethod, Judges):
             raise OptionError(problem, remedy=remedy, code=code)
 
     def _misfits(self, direct: bool, possible: bool, given: bool) -> Iterator[tuple[str, str, str]]:
-        """Yield problem, remedy and code of options that do not go together.
+        """Yield problem, remedy and code of options that conflict.
 
-        ``possible`` is whether width and lambda can be chosen, ``given`` whether they need not be.
+        ``possible``: width and lambda can be chosen; ``given``: they need not be.
         """
         rank, asked = self.preconditioner_rank, self.tune in ("folds", "gcv")
         if self.distance_bits not in (32, 64):
@@ -234,24 +234,21 @@ class FedCG(PrivateMethod, Judges):
 
     @property
     def chosen_solver(self) -> str:
-        """The solver that ``auto`` stands for."""
         if self.solver != "auto":
             return self.solver
         return "normal-equations" if self.fixed_landmarks <= _DIRECT_UP_TO else "cg"
 
     @property
     def fixed_landmarks(self) -> int:
-        """Number of landmarks where it does not follow from the parties."""
         return _LANDMARKS if self.landmarks == "auto" else int(self.landmarks)
 
     @property
     def chosen_sampling(self) -> str:
-        """How landmarks are drawn; basis fourier needs no moments of the rows."""
+        """Sampling of landmarks; basis fourier needs no moments of the rows."""
         return "U" if self.sampling == "auto" and self.basis == "fourier" else self.sampling
 
     @property
     def rank(self) -> int:
-        """Rank of the preconditioner, 0 for none."""
         if self.preconditioner_rank is not None:
             return self.preconditioner_rank
         return min(_RANK, self.fixed_landmarks // 2)
@@ -274,14 +271,12 @@ class FedCG(PrivateMethod, Judges):
         self._factor: Arrays = {}
 
     def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
         rank = self.rank if self.chosen_solver == "cg" else 0
         return {**super().options(), "solver": self.chosen_solver, "preconditioner_rank": rank}
 
-    # -- what a method tells about itself
+    # -- what a method reports
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return coefficients and widths, and what a prediction needs to know."""
         judged = self.judged_ if self._factor else None
         meta = {
             **self.options(),
@@ -302,12 +297,10 @@ class FedCG(PrivateMethod, Judges):
         return {**arrays, **self._factor}, meta
 
     def _tables(self) -> dict[str, str]:
-        """Return a digest of the names of each block's columns."""
         parties: Mapping[int, Any] = self.parties_
         return {party.block: party.columns for party in parties.values()}
 
     def privacy(self) -> dict[str, Any]:
-        """Return what is seen by whom."""
         predicts, alone = bool(self.model_of[0]), len(self.plan_.hospitals) == 1
         private, sampling = self.budget is not None, self.chosen_sampling
         summed = "K^T y and products of K^T K" if self.chosen_solver == "cg" else "K^T K and K^T y"
@@ -363,7 +356,7 @@ class FedCG(PrivateMethod, Judges):
         """Count the centres' columns of the hospitals' rows as well."""
         if not name.startswith("equations"):
             return super().unknowns(name, cohort)
-        off = ("off", "warn")  # a node that counts nothing is looked at as well
+        off = ("off", "warn")  # nodes without a release limit count as well
         known = {
             p: replace(said, share=1.0, counting=said.counting.replace(*off))
             for p, said in self._parties.items()
@@ -371,21 +364,18 @@ class FedCG(PrivateMethod, Judges):
         return hospital_allowance(self.plan_, known).numbers
 
     def matched(self) -> dict[str, Any]:
-        """Return whose rows were matched."""
         return self.plan_.report() if self.plan_.wards else {}
 
     def result(self) -> dict[str, Any]:
-        """Return the result of the last run, with what was tried and chosen in it."""
         return {**super().result(), **({"tuned": self.tuned_} if self.tuned_ else {})}
 
     # -- parties
 
     def check_parties(self, parties: Sequence[Any]) -> None:
-        """Refuse partitions that clash and ids that come twice."""
         hybrid.check_parties(parties)
 
     def cohorts(self) -> list[list[int]] | None:
-        """Match the rows; return the sets among which is summed, fixed by who holds what."""
+        """Match the rows; return the sets that sum, which follow from the parties' rows."""
         parties: list[Any] = list(self.parties_.values())
         self.plan_ = match_rows(
             parties,
@@ -400,7 +390,7 @@ class FedCG(PrivateMethod, Judges):
         self.check_weighted(self.classes_)
         predicts = bool(self.model_of[0])
         self._tunes = self.tunes and not predicts
-        # hospitals make their kernels as they answer the first request, if nothing is summed before
+        # hospitals make their kernels with the first request if nothing is summed before
         ahead = self.penalty == "rkhs" or self.class_weight is not None
         self._at_once = self.plan_.rows_alone and not (ahead or predicts)
         self._plan_sizes()
@@ -410,7 +400,6 @@ class FedCG(PrivateMethod, Judges):
         return list(self._sets.values())
 
     def _plan_sizes(self) -> None:
-        """Choose the sizes that are not stated, within what the nodes let out."""
         if self.model_of[0] or not (self.tunes or self.landmarks == "auto"):
             return
         counts = self.classes_ if self.class_weight else 0
@@ -424,10 +413,9 @@ class FedCG(PrivateMethod, Judges):
     # -- a run
 
     def rounds(self, parties: Sequence[Any]) -> Rounds:
-        """Fit the model, give it to the hospitals, judge it on their held-out rows."""
         arrays, meta = self.saved_, self.saved_meta_
         self.fingerprints_ = dict(meta.get("fingerprints", {}))
-        self.landmarks_ = meta.get("landmarks", self.landmarks_)  # a node has less left by now
+        self.landmarks_ = meta.get("landmarks", self.landmarks_)  # a node's share has shrunk since
         system = self._system()
         digest = rows_digest(parties, "block", saved=meta.get("rows"), checkpoint=self.checkpoint)
         start = self._first_coefficients()
@@ -439,7 +427,7 @@ class FedCG(PrivateMethod, Judges):
             self._factor = {name: arrays[name] for name in ("factor",) if name in arrays}
             self._take_tuned(meta.get("tuned", {}))
         yield from system.open(resumed=bool(meta))
-        if not (meta and system.at_once):  # else nobody says them again
+        if not (meta and system.at_once):  # in a resumed run fingerprints are not sent again
             self.fingerprints_ = system.fingerprints
 
         def save(arrays: Mapping[str, NDArray[Any]], **meta: Any) -> Save:
@@ -464,7 +452,6 @@ class FedCG(PrivateMethod, Judges):
         return metrics
 
     def _first_coefficients(self) -> Floats:
-        """Return what conjugate gradients start from: what was given, zeros or standard normal."""
         shape = (self.landmarks_, self.outputs_)
         if self.initial_:
             (start,) = self.initial_
@@ -488,7 +475,7 @@ class FedCG(PrivateMethod, Judges):
         return HybridSystem(
             options=self,
             parties=self._parties,
-            # a single hospital has nobody to sum with, and no such set
+            # a single hospital needs no summing set
             cohorts={"hospitals": -1, **{name: k for k, name in enumerate(self._sets)}},
             tunes=self._tunes,
             sums=self._sums,
@@ -523,25 +510,18 @@ class FedCG(PrivateMethod, Judges):
             self.gammas_ = of_landmarks(self, np.array([tuned["gamma"]]))[0]
 
     def _keep_factor(self, system: HybridSystem) -> None:
-        """Keep what variances are made of: the inverse of the factor of K^T K + lambda I."""
         if self.variance and not self.classes_ and system.gram is not None:
             matrix = system.gram + self.regularization_ * np.eye(len(system.gram))
             lower = linalg.cholesky(matrix, lower=True)
             inverse = linalg.solve_triangular(lower, np.eye(len(lower)), lower=True)
             self._factor = {"factor": np.ascontiguousarray(inverse.T)}
 
-    # -- predictions with a model that was saved
+    # -- predictions with a saved model
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> FedCG:
-        """Return a strategy with the options of a model that was saved.
-
-        Raises
-        ------
-        CheckpointError
-            It is not a model of this method.
-        """
-        meta = {"basis": "landmarks", **meta}  # which older models do not tell
+        """Return a strategy with the options of a saved model of this method (CheckpointError)."""
+        meta = {"basis": "landmarks", **meta}  # older models lack it
         check_model(cls.method, {}, meta, {}, needs=_OF_MODEL)
         private = {name: meta[name] for name in meta if name.startswith("privacy_")}
         return cls(**{name: meta[name] for name in _OF_MODEL}, **private, **more)
@@ -549,23 +529,15 @@ class FedCG(PrivateMethod, Judges):
     def predict_at_nodes(
         self, grid: Grid, arrays: Arrays, meta: Mapping[str, Any], *, timeout: float = 3600
     ) -> None:
-        """Have the hospitals predict their held-out rows with a model that was saved.
+        """Let the hospitals predict their held-out rows with a saved model.
 
-        They write the predictions; nothing of them is sent.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        arrays, meta : dict
-            What :meth:`model` returned.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of one exchange.
+        They write the predictions and send nothing of them. ``arrays`` and ``meta`` are from
+        :meth:`model`; ``timeout`` is in seconds per exchange.
 
         Raises
         ------
         CheckpointError
-            The model is not one of this method or of these options.
+            The model has another method or other options.
         CohortError, ProtocolError, TableError, OptionError
             See :meth:`start`.
         """
@@ -591,7 +563,7 @@ class FedCG(PrivateMethod, Judges):
                     remedy="bring the parties that the model was made with",
                     code="FK-MODEL-PARTIES",
                 )
-            if self._tables() != meta.get("tables", self._tables()):  # older models do not tell
+            if self._tables() != meta.get("tables", self._tables()):  # older models lack it
                 raise CheckpointError(
                     "the parties have other columns than the model was made with",
                     code="FK-COLUMNS-DIFFER",

@@ -1,13 +1,12 @@
-"""FedCG's linear system: what is planned, the exchanges that sum it, and its solvers.
+"""FedCG's linear system: its plan, the exchanges that sum it, and its solvers.
 
-Exchanges: (1) ``describe``. (2) Keys out, masked partial distances back, a sum per hospital that it
-alone can open. (3) The sums to the hospitals, masked K_h^T K_h and K_h^T y_h back; or, per
-iteration, masked products. (4) Coefficients. (5) ``finish``. All sums are over fixed cohorts
+Exchanges: (1) ``describe``. (2) Keys out, masked partial distances back: one sum per hospital,
+which only it can open. (3) The sums to the hospitals, masked K_h^T K_h and K_h^T y_h back; or
+masked products, per iteration. (4) Coefficients. (5) ``finish``. All sums are over fixed cohorts
 without self masks, so none needs an exchange to be unmasked; a sum that lacks a party is repeated
-with all of them.
+with all.
 
-Without centres each hospital computes the distances of its rows by itself. Then (2) is left out,
-and the run is over with (4).
+Without centres each hospital computes its own distances: (2) is skipped, and (4) ends the run.
 """
 
 from __future__ import annotations
@@ -52,36 +51,37 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Parties = Mapping[int, wire.HybridDescribeReply]
-KEPT = 1  # the parties keep what belongs to a run under this number
+KEPT = 1  # the parties save the state of a run under this number
 _NOTHING, _NO_BYTES = np.zeros(0), np.zeros(0, np.uint8)
 _MESSAGE = 256 << 20  # bytes of distances in a message; larger problems take more exchanges
 
-# -- which sums are taken: landmarks, folds and widths that fit what the nodes let out
+# -- which sums are taken: landmarks, folds and widths within the nodes' release limits
 #
-# With m landmarks the normal equations of a width and fold are m (m + 1) / 2 + m k numbers about
-# the rows of that fold, k outputs. A fold is a cell of its own: what its rows hide is a fifth of
-# what all rows hide, of five folds.
+#
+# With m landmarks and k outputs the normal equations of a width and fold are m (m + 1) / 2 + m k
+# numbers about the rows of that fold. Each fold is counted separately: with five folds its rows
+# hide a fifth of what all rows hide.
 
 _LEAST_ROWS = 5  # of a hospital in a fold
 _LEAST_LANDMARKS = (20, 400)  # least and most
 _MOST_NUMBERS = 1 << 23  # of a hospital's message: 64 MB
 _MOST_KEPT = 1 << 27  # of a hospital's rows without a message: 1 GB, in a file
-#: Within a share: the landmarks that are worth more than folds and widths, and the least.
+#: Within a share: landmarks that are worth more than folds and widths; the fewest.
 _ENOUGH, _LEAST_PLANNED = 200, 5
 _EARLIER = "the nodes' earlier run"
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Which normal equations are summed to choose from, and why not more.
+    """The normal equations that are summed to choose from, and why not more.
 
     Attributes
     ----------
     folds, widths : int
-        Of how many folds and widths.
+        Numbers of folds and widths.
     why : str
     known : sequence of float
-        The widths, where they are those of an earlier run.
+        The widths, if taken from an earlier run.
     """
 
     folds: int
@@ -91,8 +91,8 @@ class Sums:
 
 
 def hospital_allowance(plan: Plan, parties: Parties, folds: int = 0) -> Allowance:
-    """Return what may be opened about the hospitals' rows, or about those of each of some folds."""
-    # nodes deal parts, five of them, to fewer folds
+    """Return what may be opened about the hospitals' rows, or about each of some folds."""
+    # nodes deal five parts to fewer folds
     share = (FOLDS // folds) / FOLDS if 1 < folds <= FOLDS else 1.0
     rows = {h: int(ward.train * share) for h, ward in plan.wards.items()} if folds else None
     beside = {
@@ -100,17 +100,17 @@ def hospital_allowance(plan: Plan, parties: Parties, folds: int = 0) -> Allowanc
         for h, ward in plan.wards.items()
         if h in plan.whole
     }
-    # others may have other landmarks than a hospital that makes its kernel by itself: it counts, as
-    # without pinned identities, on its own rows
+    # A hospital that makes its own kernel may have other landmarks than the others. So it counts
+    # only its own rows, as without pinned identities.
     own = [h for h, ward in plan.wards.items() if not (ward.centres or plan.alike)]
     cohort = [replace(parties[h], signature=b"") if h in own else parties[h] for h in plan.wards]
     return allowance(cohort, rows=rows, beside=beside)
 
 
 def auto_landmarks(plan: Plan, outputs: int, allowed: Allowance, counts: int) -> int:
-    """Return how many landmarks are taken: those whose sums for one width may be released.
+    """Return the number of landmarks that the release limit allows for one width.
 
-    ``counts`` numbers are released besides, such as those of classes.
+    ``counts`` further numbers are released, such as class counts.
     """
     least, moments = _LEAST_LANDMARKS[0], 1 + outputs  # the mean distance, y^T y
     fits = allowed.square(outputs, taken=moments + counts)
@@ -120,10 +120,10 @@ def auto_landmarks(plan: Plan, outputs: int, allowed: Allowance, counts: int) ->
 def plan_landmarks(
     options: FedCG, plan: Plan, parties: Parties, counts: int
 ) -> tuple[int, Sums | None]:
-    """Return landmarks, and folds and widths if they are chosen, within the share of the nodes.
+    """Return landmarks, and folds and widths if they are chosen, within the nodes' share.
 
-    Folds and several widths are taken where 200 landmarks are still allowed, else one width, with
-    lambda by generalised cross-validation. What the user states is taken as stated.
+    Folds and several widths are used if they allow 200 landmarks, else one width, with lambda by
+    generalised cross-validation. Explicit options are kept.
     """
     outputs, stated = parties[plan.hospitals[0]].outputs, options.landmarks
     sampling, taken, sums = options.chosen_sampling, float(counts), None
@@ -131,7 +131,7 @@ def plan_landmarks(
         if sampling in ("N", "C") and len(holders) > 1:
             taken += moments_length(parties[holders[0]].features, sampling)
     if not options.tunes:
-        times = 2 if options.chosen_solver == "cg" else 1  # as much for probes and products
+        times = 2 if options.chosen_solver == "cg" else 1  # probes and products take equal numbers
         allowed, more = hospital_allowance(plan, parties, 1), ""
         fits = min(options.fixed_landmarks, allowed.square(outputs, times=times, taken=taken))
         fits = max(_LEAST_PLANNED + 1, fits - fits % 2 * (options.basis == "fourier"))
@@ -160,10 +160,10 @@ def plan_landmarks(
 
 
 def known_widths(options: FedCG, plan: Plan, parties: Parties) -> list[float]:
-    """Return the widths of an earlier run of all hospitals, if this run may take them again.
+    """Return the widths of an earlier run of all hospitals, if they may be used again.
 
-    Then it sums the same numbers of their rows again, which cost nothing. None where the user has
-    a say in the widths, or centres have a part in the kernel.
+    The same sums of the same rows cost nothing. None if the user's options or centres affect the
+    kernel.
     """
     said = {parties[h].how for h in plan.hospitals}
     free = options.gamma is None and options.class_weight is None and options.tune != "folds"
@@ -175,7 +175,6 @@ def known_widths(options: FedCG, plan: Plan, parties: Parties) -> list[float]:
 
 
 def plan_sums(system: HybridSystem) -> Sums:
-    """Return the best that the nodes allow."""
     options, plan, parties = system.options, system.options.plan_, system.parties
     allowed = hospital_allowance(plan, parties).numbers - system.released
     why, of_folds = "all that is tried", ""
@@ -198,21 +197,20 @@ def plan_sums(system: HybridSystem) -> Sums:
 
 
 def most_iterations(landmarks: int, rank: int, outputs: int, allowed: Allowance) -> int:
-    """Return how many products conjugate gradients may take beside K^T y and the probes."""
+    """Return the most products of conjugate gradients, besides K^T y and the probes."""
     return max(1, int(allowed.numbers / landmarks - rank) // outputs - 1)
 
 
 def _wanted(options: FedCG) -> list[tuple[int, int]]:
     wanted = [plan for plan in PLANS if options.tune != "gcv" or plan[0] == 1]
     if None not in (options.gamma, options.regularization):
-        return [(1, 1)]  # there is nothing to choose: the rows of rare classes weigh more
+        return [(1, 1)]  # nothing is chosen: only rows of rare classes get more weight
     if options.gamma is not None:
         return list(dict.fromkeys((folds, 1) for folds, _ in wanted))
     return wanted
 
 
 def _few_rows(plan: Plan, parties: Parties, folds: int) -> bool:
-    """Tell whether folds have fewer rows than the nodes allow."""
     wards = plan.wards
     least = max(_LEAST_ROWS, *(parties[h].fold_rows for h in wards))
     most = max(parties[h].fold_sum_rows for h in wards)
@@ -222,7 +220,6 @@ def _few_rows(plan: Plan, parties: Parties, folds: int) -> bool:
 
 
 def _most_landmarks(plan: Plan) -> int:
-    """Return the most landmarks: distances travel in one message, or fit in a hospital's file."""
     least, most = _LEAST_LANDMARKS
     rows = [ward.total for ward in plan.wards.values()]
     fits = _MOST_KEPT // max(1, *rows) if plan.rows_alone else _MOST_NUMBERS // max(1, sum(rows))
@@ -234,22 +231,21 @@ def _most_landmarks(plan: Plan) -> int:
 
 @dataclass(kw_only=True)
 class HybridSystem:
-    """The linear system of a run, held by the parties, and how far it is known.
+    """The linear system of a run, held by the parties.
 
     Attributes
     ----------
     options : FedCG
-        The options of the run, who holds which rows, landmarks and widths.
     parties : dict
         Partition -> its description.
     cohorts : dict
-        Name of a set among which is summed -> its number.
+        Name of a summing set -> its number.
     tunes : bool
         Whether the width is chosen in this run.
     sums : Sums or None
-        What is summed to choose from, where that was planned with the landmarks.
+        Folds and widths, if planned with the landmarks.
     at_once : bool
-        Whether hospitals make their kernels by themselves, as they answer the first request.
+        Whether hospitals make their own kernels as they answer the first request.
     """
 
     options: FedCG
@@ -258,31 +254,28 @@ class HybridSystem:
     tunes: bool
     sums: Sums | None
     at_once: bool
-    landmark_kernel: Floats | None = None  # K_mm, where the penalty needs it
-    released: int = 0  # numbers about training rows that the server has before the equations
-    gram: Floats | None = None  # K^T K, once it is summed
+    landmark_kernel: Floats | None = None  # K_mm, if the penalty needs it
+    released: int = 0  # numbers about training rows released before the equations
+    gram: Floats | None = None  # K^T K, once summed
     deviation: float = 0.0  # of the noise on it
     fingerprints: dict[str, str] = field(default_factory=dict)
-    mean_distance: float | None = None  # of training rows to landmarks, once it is summed
-    class_counts: Floats = field(default_factory=lambda: _NOTHING)  # of training rows, if summed
-    _says_how: bool = False  # whether the next request says how kernels are made
+    mean_distance: float | None = None  # of training rows to landmarks, once summed
+    class_counts: Floats = field(default_factory=lambda: _NOTHING)  # of training rows, once summed
+    _says_how: bool = False  # whether the next request says how to make kernels
     _moments: dict[str, Floats] = field(default_factory=dict)
-    # partition -> who sealed the secret of its block, and the sealed secret
+    # partition -> party that sealed the secret of its block, and the sealed secret
     _sealed: dict[int, tuple[int, NDArray[Any]]] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan:
-        """Who holds which rows and blocks."""
         return self.options.plan_
 
     @property
     def labels(self) -> Yardstick:
-        """What the hospitals have labels of: all have the same outputs, classes and bound."""
         first = self.parties[self.plan.hospitals[0]]
         return Yardstick(first.classes, first.outputs, first.label_bound)
 
     def facts(self, partition: int, wanted: Collection[str] = ()) -> wire.Facts:
-        """Return what the sums of a request to a party depend on."""
         party, wards, options = self.parties[partition], self.plan.wards, self.options
         return wire.Facts(
             landmarks=options.landmarks_,
@@ -299,12 +292,12 @@ class HybridSystem:
             cohorts=self.cohorts,
         )
 
-    # -- what solvers ask for
+    # -- operations for the solvers
 
     def open(self, *, resumed: bool = False) -> Steps:
-        """Agree on landmarks where needed, then have the hospitals' kernels made.
+        """Agree on landmarks if needed, then have the hospitals' kernels made.
 
-        Hospitals that make theirs by themselves remember how when a run is resumed.
+        In a resumed run, hospitals with their own kernels remember how.
         """
         self._says_how = self.at_once and not resumed
         if not (self.at_once and resumed):
@@ -333,7 +326,7 @@ class HybridSystem:
         return gram, right
 
     def products(self, directions: Floats, *, labels: bool = False) -> Steps:
-        """Return (K^T y if ``labels``, K^T K P) for directions P, which travel with length one."""
+        """Return (K^T y if ``labels``, K^T K P) for directions P, sent with length one."""
         lengths = np.linalg.norm(directions, axis=0)
         lengths[lengths == 0.0] = 1.0
         request = wire.ProductRequest(labels=labels, directions=directions / lengths)
@@ -344,10 +337,9 @@ class HybridSystem:
         return right.reshape(len(directions), outputs), product
 
     def evaluate(self, coefficients: Floats) -> Steps:
-        """Give the hospitals the model; return what they counted on held-out rows, and how.
+        """Send the hospitals the model; return how they count held-out rows, and the counts.
 
-        The sum is None where there are no such rows, and zeros where the nodes keep it to
-        themselves.
+        The counts are None without such rows, and zeros if the nodes withhold them.
         """
         private = self.options.budget is not None
         tested = {h: ward.test for h, ward in self.plan.wards.items() if ward.test}
@@ -374,7 +366,7 @@ class HybridSystem:
         noise: Sequence[float] = (),
         factor: Floats | None = None,
     ) -> Steps:
-        """Give the hospitals the model; return the sum of their counts, none without ``yard``.
+        """Send the hospitals the model; return the sum of their counts, none without ``yard``.
 
         ``calibration``, ``noise`` and ``factor`` are those of a saved model.
         """
@@ -397,9 +389,9 @@ class HybridSystem:
     # -- landmarks
 
     def _agree(self) -> Steps:
-        """Sum the moments, pass on the secrets of blocks that several parties hold: one exchange.
+        """Sum the moments, relay the secrets of blocks with several holders: one exchange.
 
-        Nothing is asked where holders need not agree on anything before they draw landmarks.
+        Skipped if holders need no agreement before they draw landmarks.
         """
         sampling, requests, leaders = self.options.chosen_sampling, dict[int, Any](), {}
         if self.options.model_of[0]:
@@ -441,18 +433,12 @@ class HybridSystem:
             self._sealed |= {q: (leader, s) for q, s in zip(peers, sealed, strict=True)}
 
     def _agreed(self, block: str) -> bool:
-        """Tell whether the holders of a block have a secret: configured, or of an earlier run."""
         holders = self.plan.blocks[block]
         digests = {self.parties[p].secret_digest(len(holders)) for p in holders}
         return len(digests) == 1 and "" not in digests
 
     def _take_fingerprints(self, replies: Mapping[int, Any]) -> None:
-        """Check that all holders of a block have the same landmarks, and the model's.
-
-        Raises
-        ------
-        ProtocolError
-        """
+        """Check that all holders of a block have the same landmarks, and the model's."""
         for block, holders in self.plan.blocks.items():
             for partition in [p for p in holders if p in replies]:
                 found = replies[partition].fingerprint.hex()
@@ -474,7 +460,6 @@ class HybridSystem:
     # -- kernels
 
     def _make_kernels(self) -> Steps:
-        """Sum the distances, as many rows at a time as a message may hold."""
         wards = self.plan.wards
         largest = max(sum(w.total for w in wards.values() if p in w.centres) for p in self.parties)
         parts = max(
@@ -489,7 +474,7 @@ class HybridSystem:
                 if ward.centres and start < stop:
                     part[h] = slice(start, stop)
                 elif not number:
-                    part[h] = slice(0, 0)  # makes its kernel alone
+                    part[h] = slice(0, 0)  # the hospital makes its kernel alone
             if part:
                 yield from self._sum_distances(part, once=not number)
 
@@ -530,7 +515,6 @@ class HybridSystem:
             self.landmark_kernel = kernel_from_distances(square + square.T, options.gammas_)
 
     def _how(self, partition: int) -> dict[str, Any]:
-        """Return all that a party must know to draw its landmarks and make its kernel."""
         options, party = self.options, self.parties[partition]
         holders = self.plan.blocks.get(party.block, ())
         seed_from, sealed = self._sealed.get(partition, (-1, _NO_BYTES))
@@ -558,7 +542,7 @@ class HybridSystem:
     def _rows_request(
         self, kind: Any, partition: int, parts: Mapping[int, slice] | None = None, **more: Any
     ) -> Any:
-        """Return a request to a party about rows of hospitals, as far as it has any of them.
+        """Return a request to a party about those rows of hospitals that it holds.
 
         ``parts`` are the positions of each hospital, by default all.
         """
@@ -584,7 +568,6 @@ class HybridSystem:
     def _declared(
         self, requests: Mapping[int, wire.HybridRequest], wanted: Collection[str] = ()
     ) -> list[SumSpec]:
-        """Return what requests to several parties sum."""
         found = {
             spec.name: spec
             for p, request in requests.items()
@@ -593,10 +576,10 @@ class HybridSystem:
         return list(found.values())
 
     def _sum(self, request: wire.HybridRequest, reply: Any) -> Steps:
-        """Return the exact sum of a vector over all hospitals; of the only one its vector."""
+        """Return the exact sum of a vector over all hospitals; a single one's own vector."""
         hospitals, options = self.plan.hospitals, self.options
         alone = len(hospitals) == 1
-        if alone and options.budget is not None:  # nobody would add noise besides
+        if alone and options.budget is not None:  # no other hospital would add noise
             raise OptionError(
                 "privacy_epsilon is for sums of several hospitals", code="FK-BUDGET-ALONE"
             )
@@ -617,15 +600,15 @@ class HybridSystem:
         return only.plain[0]
 
     def _ask(self, ask: Ask) -> Steps:
-        """Return what hospitals answer; if one has lost its kernel, all kernels are made again.
+        """Return the hospitals' answers; if one has lost its kernel, make all kernels again.
 
-        Where hospitals make them by themselves the first request says how. They need nobody for
-        them, so the run is over with the last.
+        If hospitals make their own kernels, the first request says how, and the last one ends the
+        run.
         """
         base: Any = ask.what
         rows_alone, options = self.plan.rows_alone, self.options
         if rows_alone and isinstance(base, wire.CoefficientsRequest):
-            # where noise may be asked for again, hospitals need the key of theirs
+            # to repeat the same noise, hospitals need its key
             ask = replace(ask, ends=options.budget is None or options.checkpoint is None)
         if self._says_how:
             known = {one.name: getattr(base, one.name) for one in fields(base)}
@@ -651,12 +634,12 @@ class HybridSystem:
 # Width and lambda are chosen from normal equations of several widths and folds, in the same
 # exchanges.
 
-#: Of rounding errors: the worst held-out row against the mean; which are told of.
+#: Rounding errors: ratio of the worst held-out row to the mean; smallest error to report.
 _WORST, _TOLD = 50.0, 1e-3
 
 
 def solve_directly(system: HybridSystem, regularization: float) -> Steps:
-    """Sum the normal equations, solve them; return coefficients, shape (m, k), and metrics."""
+    """Sum and solve the normal equations; return coefficients, shape (m, k), and metrics."""
     gram, right = yield from system.equations()
     if not system.deviation:
         return (yield from solve_summed(system, gram, right, regularization))
@@ -666,7 +649,7 @@ def solve_directly(system: HybridSystem, regularization: float) -> Steps:
 
 
 def solve_summed(system: HybridSystem, gram: Floats, right: Floats, regularization: float) -> Steps:
-    """Solve normal equations that are summed; return coefficients, shape (m, k), and metrics."""
+    """Solve summed normal equations; return coefficients, shape (m, k), and metrics."""
     system.gram, pairs = gram, system.landmark_kernel
     with part("train"):
         coefficients = solve_equations(gram, right, regularization, pairs)
@@ -688,16 +671,16 @@ def solve_summed(system: HybridSystem, gram: Floats, right: Floats, regularizati
 def rounding_error(
     system: HybridSystem, gram: Floats, coefficients: Floats, regularization: float
 ) -> float:
-    """Return about how far predictions are from those of exact sums; 0 below what is told.
+    """Estimate the error of predictions due to rounded sums; 0 if negligible.
 
-    Every number of K^T K is off by some 1e-16 of the largest, E, and the coefficients c by
-    (K^T K + lambda I)^-1 E c. The mean over the training rows, times what the worst of held-out
-    ones was seen to be off.
+    Numbers of K^T K have errors E of some 1e-16 of the largest, the coefficients c then (K^T K +
+    lambda I)^-1 E c. The mean over training rows is multiplied by the worst ratio seen on held-out
+    rows.
     """
     rows = system.plan.training_rows
     error = _WORST * np.finfo(np.float64).eps / 2.0 * float(gram.max(initial=0.0))
     error *= math.sqrt(1.0 + float((coefficients**2).sum()))
-    if error * math.sqrt(len(gram) / (4.0 * regularization * rows)) < _TOLD:  # no more than this
+    if error * math.sqrt(len(gram) / (4.0 * regularization * rows)) < _TOLD:  # upper bound
         return 0.0
     values = np.maximum(np.linalg.eigvalsh(gram), 0.0)
     error *= math.sqrt(float((values / (values + regularization) ** 2).sum()) / rows)
@@ -712,29 +695,10 @@ def iterate(
     saved: Arrays,
     save: Callable[[Arrays], Save],
 ) -> Steps:
-    """Run conjugate gradients; return coefficients and metrics.
+    """Run conjugate gradients; return coefficients, (m, k), and metrics.
 
-    Parameters
-    ----------
-    system : HybridSystem
-        Makes the products.
-    start : ndarray, shape (m, k)
-        Where to start.
-    probes : ndarray, shape (m, r)
-        Directions whose products make the preconditioner, none without.
-    most : int
-        Most iterations.
-    saved : dict
-        Arrays of the checkpoint of a run that broke off, else empty.
-    save : callable
-        Returns the step that keeps arrays.
-
-    Returns
-    -------
-    ndarray, shape (m, k)
-        The coefficients.
-    dict
-        Iterations and residual.
+    ``probes``, (m, r), make the preconditioner; ``saved`` are arrays of an interrupted run's
+    checkpoint; ``save`` returns the step that saves arrays.
     """
     pairs, regularization = system.landmark_kernel, system.options.regularization_
 
@@ -775,23 +739,16 @@ def iterate(
 def tune_and_solve(system: HybridSystem) -> Steps:
     """Sum the equations of several widths and folds, choose, solve.
 
-    Returns
-    -------
-    ndarray, shape (m, k)
-        The coefficients.
-    dict
-        Metrics.
-    dict
-        What was tried and chosen, as plain values for a result file.
+    Return coefficients, (m, k), metrics, and what was tried and chosen.
     """
     options, labels, plan = system.options, system.labels, system.plan
     taken, m, rows = system.sums or plan_sums(system), options.landmarks_, plan.training_rows
-    # where no mean distance is summed: that of rows uniform in the declared ranges
+    # if no mean distance is summed: that of uniform rows in the declared ranges
     bound = sum(
         system.parties[holders[0]].bound(options.kernel) for holders in plan.blocks.values()
     )
     uniform = bound / (6.0 if options.kernel == "rbf" else 3.0)
-    # the last digits are those of the nodes' processors: engines take the same widths
+    # the last digits depend on the nodes' processors; all engines must use the same widths
     distance = float(f"{system.mean_distance or uniform or 1.0:.12g}")
     gammas = np.array(taken.known) if taken.known else widths_around(distance, taken.widths)
     if options.gamma is not None:
@@ -822,7 +779,7 @@ def tune_and_solve(system: HybridSystem) -> Steps:
 
 
 def of_landmarks(options: FedCG, gammas: Floats) -> Floats:
-    """Return the widths of the landmarks, shape (w, m), one for all, (w, 1), where it is given."""
+    """Return the widths of the landmarks, (w, m), or a given one, (w, 1)."""
     return gammas[:, None] if options.gamma is not None else spread(gammas, options.landmarks_)
 
 

@@ -1,29 +1,26 @@
-"""Consensus over groups: one exchange an iteration, whether groups wait for each other or not.
+"""Consensus over groups: one exchange per iteration, with groups in step or not.
 
-A group's center follows from the group's sum and the global model. The agent opens that sum, and
-with the center the users have it too. So they need not wait until the agent has made the center:
-users and agents are sent their requests together. The users get the sum of the last iteration
-under the agent's pad, and the pad, sealed by the agent. They make the center and solve the next
-iteration with it, while the agents make the same centers. The server makes the global model from
-the sum of the agents' terms. What users report reaches the server with the agents' next sum, and
-the loss of its model one later: of groups that wait, two exchanges follow the last iteration.
+A group's center follows from the group's sum and the global model. The agent opens that sum, but
+users can compute the center, too, so both work at the same time. Users get the last iteration's sum
+under the agent's pad, and the pad, sealed by the agent; they compute the center and solve the next
+iteration. The server makes the global model from the sum of the agents' terms. Users' statistics
+reach it with the agents' next sum, and the loss of its model one later: groups in step need two
+exchanges after the last iteration.
 
-**Groups that do not wait** use the same loop. A late group is one whose users' replies are still
-under way: agents are quick, so that the total of the others need not wait for it. As soon as the
-total is open and two groups are ready, all agents contribute to the next total: those of the ready
-groups a new term, the others the term they had. With staleness 0 all groups are ready together.
+**Asynchronous groups** use the same loop. The total does not wait for groups with missing replies
+of users. Once it is open and two groups are ready, all agents contribute to the next total: ready
+groups a new term, the others their old one. With staleness 0 all groups are ready together.
 
-**Groups that fall silent** can be left out. Sums of the agents have no self masks while all of
-them are there, so they open by themselves. Once a group is lost, sums have self masks, and one
-more exchange with the agents opens them while the users of the next iteration work. No term is in
-a total of both kinds: what an agent sent before it was lost may arrive late, and no self mask hides
-it. So the total that a lost agent is missing from is passed over, with the model that there is, and
-in the first total after a loss all terms are new.
+**Lost groups** can be left out. While all agents are there, their sums have no self masks and open
+by themselves. After a loss, sums have self masks, opened by one more exchange with the agents while
+the users work. No term may be in a total of both kinds: a lost agent's upload could arrive late,
+with no self mask to hide it. So the total that lacks an agent is skipped, and after a loss all
+terms of the first total are new.
 
-This is the one part of the method that repeats exchanges by itself. What may be asked again is a
-rule of privacy: of a group whose sum lacks somebody only its agent and its users, all agents where
-their sum lacks one. No total is opened twice, as two sums over different parties would show single
-ones, and a total has at least two new terms for the same reason.
+Only this part of the method repeats exchanges itself, as privacy limits repetition: an incomplete
+group sum to its agent and users, an incomplete agents' sum to all agents. No total is opened twice,
+and each has at least two new terms; otherwise the difference of two sums would reveal single
+parties.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ _REPLIES = {
     wire.CombineRequest: wire.CombineReply,
     wire.StepWithAgentRequest: wire.StepWithAgentReply,
 }
-_FRESH = 2  # groups that are new in a total at least, so that two totals do not show one group
+_FRESH = 2  # fewest new groups in a total: two totals must not reveal one group
 
 
 @dataclass
@@ -62,27 +59,23 @@ class Live:
     ----------
     group : Group
     place : int
-        Its place among all groups.
+        Its index among all groups.
     name : str
-        Of the sum under way: all that the users have been told is in it.
+        Name of the pending sum, bound to all requests to the users.
     done : int
-        Iterations completed.
+        Completed iterations.
     told : dict
-        User -> its request of the iteration under way.
-    sum : RunningSum or None
-        Over the users, for the agent, of that iteration.
-    before : RunningSum or None
-        That of the iteration before, until the agent has it.
+        User -> its request of the current iteration.
+    sum, before : RunningSum or None
+        The users' sum of that iteration; the sum before, until the agent has it.
     ready : bool
         Whether the sum is complete.
     sealed : bytes
-        The agent's pad of the sum, sealed for each user in turn.
-    attempt : int
-        How often the group has been asked before.
-    deadline : float
-        Until when it has time.
+        The agent's pad of the sum, sealed for each user.
+    attempt, deadline : int, float
+        Earlier requests for the same sum; when the time ends.
     judging, judged : int or None
-        Number of the model that the users judge, and of that which the agent's statistics judge.
+        Numbers of the models that the users evaluate, and that the agent's statistics are of.
     """
 
     group: Group
@@ -108,47 +101,41 @@ class GroupLoop:
     ----------
     run : RowRun
     post : Overlap
-        Messages under way.
+        Pending messages.
     reported : int
-        The last iteration that was told of.
-    live : dict
-        Number -> group.
-    lost : dict
-        Number -> why it was left out.
+        Last reported iteration.
+    live, lost : dict
+        Number -> group; number -> why it was left out.
     tick : int
-        How often the agents have been asked.
+        Number of requests to the agents.
     center : ndarray
         The global model.
     residuals : Residuals
     factors : (ndarray, ndarray), shape (k,)
-        Of rho where it follows what is summed: of this iteration and the next.
+        Factors of rho in this iteration and the next.
     advances : int
-        Totals, each of which made a model.
+        Number of totals, each of which made a model.
     models : dict
-        Number of such a total -> model, of the last few.
+        Number of a total -> model, the last few.
     best : Judged or None
     row : dict
         Of the last iteration, without its objective.
     advancing : set of int
-        Groups whose new terms are in the total at hand.
+        Groups with new terms in this total.
     sigma, next_sigma : ndarray, shape (k, 1)
-        Penalties of the agents, before and after that total.
-    opening : bool
-        Whether the agents are asked for a total.
+        Penalties of the agents, before and after this total.
+    opening, last : bool
+        Whether a total is pending; whether only its losses matter, as no iteration follows.
     renew : bool
-        Whether all terms must be new in the next total, because a group was left out.
-    last : bool
-        Whether no iteration follows it, so that it is of use for the losses in it only.
+        Whether all terms of the next total must be new, after a loss.
     total : RunningSum or None
-        Their sum, where there are several.
+        The agents' sum, if there are several.
     terms : dict
-        Partition of an agent -> its reply.
-    attempt : int
-        How often the agents have been asked for that total before.
-    deadline : float
-        Until when they have time.
+        Agent -> its reply.
+    attempt, deadline : int, float
+        Earlier requests for this total; when the agents' time ends.
     answered : set of int
-        Partitions that have answered what they were asked last.
+        Partitions that answered their last request.
     failed : dict
         Partition -> why it did not answer.
     """
@@ -181,7 +168,6 @@ class GroupLoop:
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        """Begin with nothing known of any output."""
         run, (outputs, _) = self.run, self.run.shape
         groups = run.options.groups_
         self.live = {g.number: Live(g, k, run.told) for k, g in enumerate(groups)}
@@ -191,22 +177,18 @@ class GroupLoop:
 
     @property
     def slowest(self) -> int:
-        """Iterations of the slowest group."""
         return min(one.done for one in self.live.values())
 
     @property
     def agents(self) -> set[int]:
-        """The agents of all groups."""
         return {one.group.agent for one in self.live.values()}
 
     @property
     def leave_out(self) -> bool:
-        """Whether the run goes on without a group that falls silent."""
         return self.run.options.lost_groups == "leave-out"
 
     @property
     def sums(self) -> Any:
-        """The secure sums of the run."""
         return self.post.nodes.sums
 
     def rounds(self) -> Steps:
@@ -223,9 +205,7 @@ class GroupLoop:
             elif advancing:
                 self._advance(advancing)
         yield from self._drain()
-        if (
-            not run.options.staleness
-        ):  # the losses of the last model but one are with the agents by now
+        if not run.options.staleness:  # by now the agents have the losses of the last model but one
             self._advance(set(self.live), working=False)
             yield from self._drain()
         elif self.row:
@@ -234,7 +214,6 @@ class GroupLoop:
         return Learned(small, self.center if self.best is None else self.best.model, self.lost)
 
     def _is_over(self) -> bool:
-        """Tell whether all iterations are done, but for the objective of the last one."""
         done = self.slowest
         return not self.opening and (
             self.run.is_small(self.residuals, done) or done >= self.run.options.num_rounds
@@ -243,16 +222,10 @@ class GroupLoop:
     # -- what is sent
 
     def _advance(self, groups: set[int], *, opening: bool = True, working: bool = True) -> None:
-        """Have agents complete an iteration of some groups, and their users begin the next.
+        """Let agents complete an iteration of some groups, and their users begin the next.
 
-        Parameters
-        ----------
-        groups : set of int
-            Those whose sums are complete; first of all, or in a run that is resumed, all.
-        opening : bool (default: True)
-            Whether there are sums to complete.
-        working : bool (default: True)
-            Whether another iteration follows.
+        ``groups`` are those with complete sums; at first, or in a resumed run, all. ``opening``:
+        there are sums to complete; ``working``: another iteration follows.
         """
         self.tick, self.opening, self.last, self.attempt = self.tick + 1, opening, not working, 0
         self.run.step = self.tick
@@ -269,19 +242,18 @@ class GroupLoop:
             if opening:
                 one.judged, one.judging = one.judging, self.advances
                 one.before, one.sum, one.ready = one.sum, None, not working
-            if opening or self.tick == 1:  # else they have been told before
+            if opening or self.tick == 1:  # otherwise the name is known
                 one.name = request.sum_name(one.name)
         self._ask(groups if working else (), total=opening)
 
     def _settle(self) -> None:
-        """Go on with the C that was chosen: agents do so along with their next center."""
         part_of, (now, following) = self.run.choice.part_of, self.factors
         self.center, self.factors = part_of(self.center), (part_of(now), part_of(following))
         self.models = {k: part_of(model) for k, model in self.models.items()}
         self.residuals, self.best = Residuals.unknown(len(self.center)), None
 
     def _ask(self, groups: Iterable[int], *, total: bool) -> None:
-        """Ask groups for their sums, all agents for a total, or both at once; or ask them again."""
+        """Request groups' sums, a total from all agents, or both; also again."""
         requests, sums = dict[int, Any](), list[RunningSum]()
         combine, facts, count = self._agent_requests(), self.run.now, len(self.run.options.groups_)
         if total:
@@ -309,7 +281,6 @@ class GroupLoop:
         self.post.send(requests, replies, sums, deliveries, number=self.tick)
 
     def _user_requests(self, one: Live, *, opening: bool) -> dict[int, wire.StepWithAgentRequest]:
-        """Return what the users of a group are told; the first time nothing of an iteration."""
         run, done = self.run, one.done + opening
         index, padded, width = 0, np.zeros(0, np.uint64), run.shape[1]
         if opening:
@@ -362,14 +333,14 @@ class GroupLoop:
             for number, one in self.live.items()
         }
 
-    # -- what comes
+    # -- what arrives
 
     def _wait(self) -> Steps:
-        """Return the groups that advance, as soon as the total is open and enough are ready.
+        """Return the groups that advance, once the total is open and enough are ready.
 
-        Fewer than two only if all are ready, else two totals would show one group. After a loss
-        all of them. None where all iterations are done. An agent that is asked for its group's sum
-        again answers that first.
+        At least two, unless all are ready, since two totals could reveal one group; after a loss
+        all; none if all iterations are done. An agent answers a repeated request for its group's
+        sum first.
         """
         while True:
             yield from self._read()
@@ -384,12 +355,11 @@ class GroupLoop:
                     return advancing
 
     def _drain(self) -> Steps:
-        """Wait until no node is at work."""
         while self.opening or not all(one.ready for one in self.live.values()):
             yield from self._read()
 
     def _read(self) -> Steps:
-        """Take what has arrived; ask again where somebody is missing, or lose the group."""
+        """Read what has arrived; repeat requests for missing sums, or lose the group."""
         found = self.post.arrived(self.tick)
         self.failed |= found.failures
         groups = {one.group.agent: one for one in self.live.values()}
@@ -423,12 +393,11 @@ class GroupLoop:
             self._ask(again, total=False)
 
     def _is_late(self, one: Live) -> bool:
-        """Tell whether nothing more will come of a group."""
         waiting = self.post.waiting(one.group.members)
         return not waiting or time.monotonic() > one.deadline
 
     def _read_total(self) -> Steps:
-        """Take the agents' total if it is whole; ask all of them again if one is missing."""
+        """Take the agents' total if complete; repeat the request if one is missing."""
         agents = self.agents
         there = agents & self.answered
         if self.total is not None:
@@ -451,9 +420,9 @@ class GroupLoop:
         self._ask((), total=True)
 
     def _pass_over(self) -> Steps:
-        """Go on without the total at hand, with the global model that there is.
+        """Skip the total and keep the global model.
 
-        The iteration before is reported with the losses in the next total, if there is one.
+        The iteration before is reported with the losses in the next total, if any.
         """
         self.opening, self.total = False, None
         for number in self.advancing & set(self.live):
@@ -463,7 +432,6 @@ class GroupLoop:
             yield Round(self.row["round"], self.row)
 
     def _open(self) -> Floats:
-        """Return the agents' total."""
         total = self.total
         if total is None:
             return np.concatenate([self.terms[agent].term[0] for agent in self.agents])
@@ -475,14 +443,13 @@ class GroupLoop:
         return np.asarray(self.sums.total(total))
 
     def _silent(self, members: Iterable[int]) -> str:
-        """Wait no longer for members who did not answer; return who they are, and why."""
+        """Give up on members without an answer; return who they are, and why."""
         asked, nodes = list(members), self.post.nodes
         self.failed |= self.post.give_up(asked, self.tick)
         who = [f"{nodes.called(p)} {self.failed.pop(p)}" for p in asked if p in self.failed]
         return f"{', '.join(who[:3])}, {self.run.options.attempts} times in a row" if who else ""
 
     def _close(self, one: Live, *names: Literal["sum", "before"]) -> None:
-        """Forget sums of a group."""
         for name in names:
             running = getattr(one, name)
             if running is not None:
@@ -490,12 +457,7 @@ class GroupLoop:
             setattr(one, name, None)
 
     def _lose(self, group: Group, why: str) -> None:
-        """Go on without a group, or end the run.
-
-        Raises
-        ------
-        CohortError
-        """
+        """Go on without a group, or end the run with CohortError."""
         number, nodes = group.number, self.post.nodes
         if not self.leave_out or len(self.live) <= self.run.options.least_agents:
             again = "resume from the checkpoint" if nodes.resumable else "start again"
@@ -514,10 +476,10 @@ class GroupLoop:
         self.post.forget(group.members)
         nodes.left_out = sorted({*nodes.left_out, *group.members})
         self.renew = True
-        self.lost[number], self.best = why, None  # the best model was judged on its rows as well
+        self.lost[number], self.best = why, None  # the best model was evaluated on its rows, too
 
     def _take_total(self, total: Floats) -> Steps:
-        """Report the iteration before the last; make the global model of the last one."""
+        """Report the iteration before the last; compute the global model of the last."""
         run, numbers = self.run, self.center.size
         self.opening = self.renew = False
         losses, primal, size, dual, pull = total[numbers:].reshape(wire.AGENT_STATISTICS, -1)
@@ -547,7 +509,7 @@ class GroupLoop:
             self.factors = now, run.next_factor(now, self.residuals, self.slowest)
 
     def _report(self, losses: Floats) -> Steps:
-        """Report an iteration, with the objective if all groups have judged the same model."""
+        """Report an iteration, with the objective if all groups evaluated the same model."""
         run, row, done = self.run, self.row, self.row["round"]
         numbers = {one.judged for one in self.live.values()}
         number = numbers.pop() if len(numbers) == 1 else None
@@ -556,7 +518,7 @@ class GroupLoop:
         elif number is not None and number in self.models:
             judged = run.judged(self.models[number], losses)
             row["objective"] = float(judged.objectives.sum())
-            if not run.options.staleness:  # else few models are judged, and not the last
+            if not run.options.staleness:  # else few models are evaluated, and not the last
                 self.best = judged.better(self.best)
         self.row, self.reported = {}, done
         yield Round(done, row)
@@ -564,7 +526,6 @@ class GroupLoop:
     # -- checkpoints
 
     def _save(self) -> Steps:
-        """Write a checkpoint, for which all nodes keep their state."""
         yield from self.run.save(
             self.slowest,
             [p for one in self.live.values() for p in one.group.members],
@@ -580,7 +541,7 @@ class GroupLoop:
         )
 
     def restore(self, arrays: Arrays, meta: Mapping[str, Any]) -> None:
-        """Go back to a checkpoint; what was under way between nodes is asked for again."""
+        """Restore a checkpoint; pending messages between nodes are requested again."""
         self.best = self.run.restore(arrays, meta)
         self.lost = {int(k): why for k, why in meta["lost"].items()}
         self.live = {k: one for k, one in self.live.items() if k not in self.lost}

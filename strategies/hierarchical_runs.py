@@ -1,14 +1,14 @@
-"""A run of HierarchicalSVM as far as it is: of rows at the users, or of columns at their groups.
+"""State and exchanges of a HierarchicalSVM run, with rows at users or columns at groups.
 
-A :class:`RowRun` goes through the exchanges with all users; those of groups with agents are in
-:mod:`.hierarchical_loop`. C is chosen in the run: several are tried side by side, and the run goes
-on with one of them, see :mod:`fedkern_flwr.groups.consensus`. With a budget of privacy the run
-takes steps along noisy sums of gradients instead, see :mod:`fedkern_flwr.groups.gradients`.
+A :class:`RowRun` has the exchanges with all users (those of groups are in
+:mod:`.hierarchical_loop`). Several C are tried side by side, and the run continues with one, see
+:mod:`fedkern_flwr.groups.consensus`. With a privacy budget it takes noisy gradient steps, see
+:mod:`fedkern_flwr.groups.gradients`.
 
-A :class:`ColumnRun` iterates by :mod:`fedkern_flwr.solvers.dual_subspace`, two exchanges each: the
+A :class:`ColumnRun` iterates by :mod:`fedkern_flwr.solvers.dual_subspace`, two exchanges each:
 users multiply the owner's message and the agents' weights with their rows; then agents open the
-next weights, and the owner the outputs, from which it makes the next message. Rows are predicted
-with a saved model in three exchanges.
+next weights, and the owner the outputs, from which it makes the next message. Predictions take
+three exchanges.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _NONE, _NOTHING = np.zeros(0), np.zeros((0, 0))
 _NO_ROWS, _NO_BYTES = np.zeros(0, np.int32), np.zeros(0, np.uint8)
 _OVERHEAD = 28  # bytes that sealing adds
-_LARGE_C = 1e3  # with a larger C the whole objective is divided by a number
+_LARGE_C = 1e3  # with a larger C the whole objective is scaled down
 
 
 class Judged(NamedTuple):
@@ -50,7 +50,6 @@ class Judged(NamedTuple):
     model: Floats
 
     def better(self, other: Judged | None) -> Judged:
-        """Return the better of two, output by output."""
         if other is None:
             return self
         mine = self.objectives < other.objectives
@@ -59,7 +58,7 @@ class Judged(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What the iterations came to: whether they converged, the model, the groups left out."""
+    """Result of the iterations: whether they converged, the model, the groups left out."""
 
     converged: bool
     model: Floats
@@ -68,14 +67,14 @@ class Learned(NamedTuple):
 
 @dataclass
 class Saver:
-    """Keeps the run after some iterations.
+    """Writes checkpoints of a run.
 
     Attributes
     ----------
     every : int
-        Iterations from one checkpoint to the next, 0 without checkpoints.
+        Iterations between checkpoints, 0 for none.
     nodes : str
-        Digest of who is there.
+        Digest of the nodes.
     last : int
         Iterations done at the last checkpoint.
     """
@@ -85,13 +84,12 @@ class Saver:
     last: int = 0
 
     def is_due(self, done: int) -> bool:
-        """Tell whether a checkpoint is due after so many iterations."""
         return bool(self.every) and done - self.last >= self.every
 
     def save(
         self, step: int, done: int, nodes: Iterable[int], arrays: Arrays, **meta: Any
     ) -> Steps:
-        """Have nodes keep their state under the step at hand; keep the run's if all did."""
+        """Let nodes save their state under the number ``step``; save the run if all did."""
         self.last, asked = done, dict.fromkeys(nodes, wire.SaveRequest())
         answers = yield Ask(asked, reply=wire.SaveReply, number=step, until="tried")
         if len(answers.replies) == len(asked):
@@ -107,15 +105,15 @@ class Choice:
     Attributes
     ----------
     C : float
-        That of the model, or 1 until it is chosen.
+        That of the model, 1 until it is chosen.
     tried : tuple of float
-        C that are or were tried.
+        Candidates.
     folds : int
-        How many folds are held out in turn, 0 where nothing is tried.
+        Folds held out in turn, 0 if nothing is tried.
     tuned : dict
-        What was tried and chosen, or why nothing was; empty where C was given.
+        What was tried and chosen, or why not; empty for a given C.
     found, chosen : int
-        Positions of what was found, and of what the run goes on with; -1 before.
+        Positions of the best candidate and of the one in use; -1 before.
     """
 
     C: float = 1.0
@@ -127,11 +125,10 @@ class Choice:
 
     @property
     def trying(self) -> bool:
-        """Whether outputs are those of all that are tried."""
         return self.folds > 0 and self.chosen < 0
 
     def take_losses(self, number: int, losses: Floats, rows: int) -> None:
-        """Choose by the losses that came with the record of an iteration, if it is the one."""
+        """Choose by the losses of an iteration's record, if it is the decisive one."""
         if not self.trying or self.found >= 0:
             return
         text = f"choosing C of {len(self.tried)} values on {rows:,} rows"
@@ -153,22 +150,20 @@ class Choice:
         progress(f"training with C = {found:g} on {rows:,} rows")
 
     def is_judged_at(self, number: int) -> bool:
-        """Tell whether losses that come with the record of an iteration are of the rows learned."""
+        """Return whether the losses of an iteration's record are on training rows."""
         return not self.folds or number > consensus.TRIAL_ROUNDS
 
     def is_settled_at(self, number: int) -> bool:
-        """Go on with what was chosen, if the center of that iteration is the first of it."""
+        """Switch to the chosen C if that iteration's center is the first of it; return whether."""
         if not self.trying or self.found < 0 or number < consensus.TRIAL_ROUNDS:
             return False
         self.chosen, self.C = self.found, self.tried[self.found]
         return True
 
     def part_of(self, stacked: Floats) -> Floats:
-        """Return what belongs to the chosen C, of what belongs to all that were tried."""
         return consensus.part_of(stacked, self.folds, len(self.tried), self.chosen)
 
     def restore(self, meta: Mapping[str, Any]) -> None:
-        """Take from a checkpoint how far that is."""
         self.tuned, self.tried, self.folds = meta["tuned"], tuple(meta["tried"]), meta["folds"]
         self.found, self.chosen = int(meta["found"]), int(meta["chosen"])
         if self.chosen >= 0:
@@ -182,19 +177,17 @@ class RowRun:
     Attributes
     ----------
     options : HierarchicalSVM
-        The options, the groups, and the choice of C of the run.
     facts : SVMFacts
-        What is public of the run.
     saver : Saver
     step : int
-        Number of the exchange at hand.
+        Number of the exchange.
     coordinates : Coordinates
     raw : Coordinates or None
-        By which columns are standardised before random features are made of them.
+        Standardisation of columns before random features.
     shares : ndarray, shape (k,)
-        Where classes are weighted: share of the rows of each output that are positive.
+        With weighted classes: share of positive rows per output.
     told : str
-        Name of the last sum over all users: they have been told the same.
+        Name of the last sum over all users, bound to all earlier requests.
     """
 
     options: HierarchicalSVM
@@ -210,71 +203,64 @@ class RowRun:
 
     @property
     def choice(self) -> Choice:
-        """The choice of C."""
         return self.options.choice_
 
     @property
     def users(self) -> list[int]:
-        """All users, group by group."""
         return self.options.users_
 
     @property
     def schedule(self) -> RhoSchedule:
-        """How rho grows."""
         several = self.facts.outputs > 1 and not self.options.staleness
         return self.options.rho_schedule or ("scaled" if several else "rising")
 
     @property
     def rows(self) -> int:
-        """Rows to learn from, of all users."""
         return sum(self.facts.rows)
 
     @property
     def now(self) -> wire.SVMFacts:
-        """The facts at this time: while C is tried, there are several models of each output."""
+        """The facts now: while C is tried, each output has several models."""
         choice = self.choice
         trials = choice.folds * len(choice.tried) if choice.trying else 1
         return replace(self.facts, trials=trials, told=self.told)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of a model: outputs, coefficients with the bias."""
         return self.now.shape
 
     @property
     def unit(self) -> float:
-        """What the objective is divided by, so that a large C does not exceed the public bound.
+        """Divisor of the objective, with which a large C stays within the public bound.
 
-        Duals and penalties grow with C. C and the penalty divided by one number have the same
-        optimum, and the same iterations.
+        Dividing C and the penalty by one number changes neither the optimum nor the iterations.
         """
         return max(1.0, self.choice.C / _LARGE_C)
 
     @property
     def ridge(self) -> Floats:
-        """The penalty in units of the objective, shape (d + 1,)."""
+        """The penalty in units of the objective, (d + 1,)."""
         return self.coordinates.ridge() / self.unit
 
     @property
     def each_c(self) -> Floats:
-        """C of each output in units of the objective, shape (k, 1)."""
+        """C of each output in units of the objective, (k, 1)."""
         choice, outputs = self.choice, self.facts.outputs
         if choice.trying:
             return np.tile(np.repeat(choice.tried, outputs), choice.folds)[:, None]
         return np.full((outputs, 1), choice.C / self.unit)
 
     def judged(self, model: Floats, losses: Floats) -> Judged:
-        """Return models with their objectives, of so much loss per row each."""
         penalties = consensus.penalties_of(model, self.coordinates.ridge())
         return Judged(penalties + self.choice.C * self.rows * losses, model)
 
     # -- penalties of ADMM
 
     def first_rho(self, place: int) -> Floats:
-        """Return the first rho of a group for each output, shape (k, 1).
+        """Return the first rho of a group for each output, (k, 1).
 
-        Random features vary little, so that their weights in the coordinates of the run are
-        penalised by far more than 1, and rho grows with the root of that.
+        Random features vary little, so their weights are penalised by far more than 1; rho grows
+        with the root of that.
         """
         if (given := self.options.step_sizes or self.options.rho) is not None:
             rho = given[place] if isinstance(given, tuple) else given
@@ -283,40 +269,35 @@ class RowRun:
         return consensus.initial_rho(self.schedule, self.each_c) * wide
 
     def mean_rho(self) -> Floats:
-        """Return the first rho, on average over the groups, shape (k, 1)."""
         groups = range(len(self.options.groups_))
         return np.asarray(np.mean([self.first_rho(k) for k in groups], 0))
 
     def rho_of(self, place: int, done: int, factor: Floats) -> Floats:
-        """Return rho of a group for each output, shape (k, 1), after so many iterations."""
         return self.first_rho(place) * consensus.growth(self.schedule, done, factor)[:, None]
 
     def sigma_of(self, done: int, factor: Floats) -> Floats:
-        """Return the penalty of the agents for each output, by default rho times users a group."""
+        """Return the agents' penalty for each output, by default rho times users per group."""
         if (given := self.options.sigma) is not None:
             return np.full((len(factor), 1), given / self.unit)
         grown = self.mean_rho() * consensus.growth(self.schedule, done, factor)[:, None]
         return grown * len(self.users) / len(self.options.groups_)
 
     def next_factor(self, now: Floats, residuals: Residuals, done: int) -> Floats:
-        """Return the factors of rho in the next iteration."""
         rho = self.mean_rho()[:, 0] * now
         return consensus.next_growth(self.schedule, now, residuals, rho, done)
 
     def is_small(self, residuals: Residuals, done: int) -> bool:
-        """Tell whether the run has converged after so many iterations."""
         small = residuals.small(self.options.tolerance)
         return done > 1 and self.choice.is_judged_at(done) and small
 
     def note(self, started: float, done: int, model: Floats) -> None:
-        """Note the model of an iteration, unless it is one of those that are tried."""
         if not self.choice.trying:
             self.options.trace_.append((time.monotonic() - started, done, model))
 
     # -- exchanges with all users
 
     def ask_users(self, requests: Any, reply: Any, **more: Any) -> Steps:
-        """Ask all users for what a request sums; again with all of them if somebody is missing."""
+        """Request the sums of a request from all users; repeated with all if one is missing."""
         each = requests if isinstance(requests, dict) else dict.fromkeys(self.users, requests)
         sums = next(iter(each.values())).sum_specs(self.now)
         for spec in sums:
@@ -326,7 +307,7 @@ class RowRun:
         return answers.totals[sums[0].key] if sums else answers.replies
 
     def measure(self) -> Steps:
-        """Fit the coordinates to what the model is linear in: one exchange, two with features."""
+        """Fit the coordinates: one exchange, two with random features."""
         standard = self.options.scale == "standard"
         if self.facts.features and standard:
             self.raw = yield from self._fit(standardised=True, raw=True)
@@ -364,7 +345,6 @@ class RowRun:
         return Coordinates.fit(*total.reshape(2, -1), standardised=standardised)
 
     def shared_fields(self, *, first: bool) -> dict[str, Any]:
-        """Return fields of a request for an iteration: the coordinates come with the first."""
         own, names = self.coordinates, ("mean", "deviation", "ridge", "shares")
         found = (own.mean, own.deviation, self.ridge, self.shares) if first else (_NONE,) * 4
         known: dict[str, Any] = dict(zip(names, found, strict=True))
@@ -375,8 +355,7 @@ class RowRun:
     def central_rounds(self, arrays: Arrays, meta: Mapping[str, Any]) -> Steps:
         """Iterate with all users around the server, one exchange each.
 
-        The server makes the center from the masked sum of all users, as a single agent would. It
-        ends when the residuals are small, or all rounds are done.
+        The server computes the center from the masked sum of all users, as a single agent would.
         """
         choice, started, converged = self.choice, time.monotonic(), False
         model, best, done = np.zeros(self.shape), None, int(meta.get("done", 0))
@@ -420,7 +399,6 @@ class RowRun:
     def save(
         self, done: int, nodes: Iterable[int], arrays: Arrays, best: Judged | None, **meta: Any
     ) -> Steps:
-        """Keep the run after an iteration, see :class:`Saver`."""
         own, options = self.coordinates, self.options
         planned = {"fitting": options.fitting_, "notes": options.notes_}
         trials = {**vars(self.choice), **planned, "rounds": options.num_rounds}
@@ -431,7 +409,6 @@ class RowRun:
         yield from self.saver.save(self.step, done, nodes, arrays, **meta)
 
     def restore(self, arrays: Arrays, meta: Mapping[str, Any]) -> Judged | None:
-        """Take coordinates and the choice of C from a checkpoint; return the best model so far."""
         self.choice.restore(meta["trials"])
         standardised = bool(meta["standardised"])
         self.coordinates = Coordinates(arrays["mean"], arrays["deviation"], standardised)
@@ -440,7 +417,6 @@ class RowRun:
         return Judged(arrays["best_objectives"], arrays["best"]) if "best" in arrays else None
 
     def raw_arrays(self) -> Arrays:
-        """Return by which columns are standardised before random features, if they are."""
         if self.raw is None:
             return {}
         return {"raw_mean": self.raw.mean, "raw_deviation": self.raw.deviation}
@@ -449,21 +425,19 @@ class RowRun:
 
     @property
     def yard(self) -> Yardstick:
-        """What a user counts of held-out rows."""
         facts = self.facts
         bins = bins_of(sum(facts.tests), facts.classes)
         return Yardstick(facts.classes, facts.outputs, facts.label_bound, bins)
 
     def judge(self, model: Floats) -> Steps:
-        """Judge a model: the last exchange."""
         self.step += 1
         request = wire.EvaluateRequest(self_masks=False, bins=self.yard.bins, model=model)
         return (yield from self.ask_users(request, wire.EvaluateReply, ends=True))
 
     def judge_left(self, model: Floats, lost: set[int], attempts: int) -> Steps:
-        """Judge a model on the users that are left, all of them; not at all if some are silent.
+        """Evaluate a model on all remaining users; not at all if some do not answer.
 
-        It is opened once only: else the difference of two would show single users.
+        It is opened once only: the difference of two sums would reveal single users.
         """
         self.step += 1
         post = yield Overlapping()
@@ -488,17 +462,16 @@ class RowRun:
         return None
 
     def objective_of(self, model: Floats, total: Floats) -> float:
-        """Return the objective of a model, of what was summed to judge it."""
         penalty = float(consensus.penalties_of(model, self.coordinates.ridge()).sum())
         return penalty + self.choice.C * self.rows * float(total[0])
 
     # -- with a budget of privacy
 
     def private_rounds(self, arrays: Arrays) -> Steps:
-        """Take all steps, one exchange each, all users in each; return the mean of the second half.
+        """Take all steps, one exchange with all users each; return the mean of the second half.
 
-        A run that is resumed repeats the iterations since its checkpoint: the same questions, so
-        that users answer with the noise that they had.
+        A resumed run repeats the requests since its checkpoint, so that users answer with the same
+        noise.
         """
         facts, saver = self.facts, self.saver
         self.coordinates = gradients.public_coordinates(facts.columns, facts.features)
@@ -522,14 +495,13 @@ class RowRun:
         return Learned(True, mean)
 
     def judge_with_noise(self, model: Floats) -> Steps:
-        """Return the counts of held-out rows, as such a sum may be: the last exchange."""
-        ends = not self.saver.every  # else users need the key of their noise to answer again
+        """Return the noisy counts of held-out rows, made plausible: the last exchange."""
+        ends = not self.saver.every  # to repeat the same noise, users need its key
         request = self._noisy(wire.CountRequest, model)
         found = yield from self.ask_users(request, wire.CountReply, ends=ends)
         return tidy(found, self.facts.classes, sum(self.facts.tests))
 
     def _noisy(self, kind: type[wire.GradientRequest], model: Floats) -> wire.GradientRequest:
-        """Return a request for the next sum with noise."""
         self.step += 1
         return kind(
             round=self.step,
@@ -544,13 +516,7 @@ class RowRun:
     # -- predictions with a saved model
 
     def predict(self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> Steps:
-        """Send all users a saved model; return how many rows they predicted.
-
-        Raises
-        ------
-        TableError
-            They hold none.
-        """
+        """Send all users a saved model; return the number of predicted rows (TableError if 0)."""
         self.step += 1
         request = wire.PredictRequest(
             features=int(meta["features"]),
@@ -577,8 +543,6 @@ class RowRun:
 
 
 class Sealed(NamedTuple):
-    """What was sealed for users in a step."""
-
     parts: dict[int, bytes]
     step: int
 
@@ -587,7 +551,6 @@ _UNSEALED = Sealed({}, 0)
 
 
 def cut_sealed(data: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
-    """Return what is meant for each user, from pieces of so many bytes in turn."""
     ends = np.cumsum(list(sizes.values())).tolist()
     pairs = zip(sizes, [0, *ends], ends, strict=False)
     return {user: data[start:end] for user, start, end in pairs}
@@ -595,21 +558,17 @@ def cut_sealed(data: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
 
 @dataclass
 class ColumnRun:
-    """A run of a vertical split, as far as it is.
+    """A run of a vertical split.
 
     Attributes
     ----------
     options : HierarchicalSVM
-        The options, the groups and their columns, and which rows belong together.
     facts : SVMFacts
-        What is public of the run.
     saver : Saver
     step : int
-        Number of the exchange at hand.
-    message : Sealed
-        The owner's message, for users.
-    opened : Sealed
-        What agents opened, for their users.
+        Number of the exchange.
+    message, opened : Sealed
+        The owner's message and the agents' sums, for users.
     last : OwnerReply
     """
 
@@ -625,17 +584,14 @@ class ColumnRun:
 
     @property
     def plan(self) -> RowPlan:
-        """Which rows belong together."""
         return self.options.row_plan_
 
     @property
     def users(self) -> dict[int, Group]:
-        """All users, group by group, and the group of each."""
         return {user: group for group in self.options.groups_ for user in group.users}
 
     @property
     def yard(self) -> Yardstick:
-        """What the label owner counts."""
         facts, held_out = self.facts, self.plan.all_rows - self.plan.rows
         bins = bins_of(held_out, facts.classes)
         return Yardstick(facts.classes, facts.outputs, facts.label_bound, bins)
@@ -645,17 +601,10 @@ class ColumnRun:
     def iterate(self, meta: Mapping[str, Any]) -> Steps:
         """Iterate until the duality gap is small or all rounds are done.
 
-        Returns
-        -------
-        int
-            Iterations.
-        bool
-            Whether the gap is small.
-        str
-            How far the run is from the optimum.
+        Return the iterations, whether the gap is small, and the gap as text.
         """
         done = int(meta.get("done", 0))
-        if meta:  # what was sealed has keys of another session
+        if meta:  # data sealed in the earlier session cannot be opened
             yield from self._open_and_lead("again", "again")
         else:
             yield from self._measure()
@@ -681,7 +630,6 @@ class ColumnRun:
         return done, converged, f"relative gap {(objective - bound) / objective:.1e}"
 
     def judge(self) -> Steps:
-        """Have the model made, and its outputs judged; return what the label owner counted."""
         yield from self._visit("message")
         yield from self._open_and_lead("model", None)
         yield from self._visit("judge")
@@ -698,12 +646,10 @@ class ColumnRun:
     # -- users
 
     def _plan_of(self, user: int, group: Group) -> dict[str, Any]:
-        """Return the fields of a request that say which rows a user has."""
         plan = {"take": self.plan.take[user], "place": self.plan.place[user]}
         return {"agent": group.agent, "owner": self.facts.owner, **plan}
 
     def _measure(self) -> Steps:
-        """Have the users contribute the statistics of their columns."""
         self.step += 1
         requests = {
             user: wire.ColumnsRequest(
@@ -717,7 +663,7 @@ class ColumnRun:
         yield from self._ask_users(requests, wire.ColumnsReply)
 
     def _visit(self, kind: str) -> Steps:
-        """Have the users multiply.
+        """Let the users multiply.
 
         ``columns``: the first message, with the coordinates; ``weights``: a message and weights;
         ``message``: the model's message; ``judge``: the model's weights, for all rows.
@@ -739,7 +685,6 @@ class ColumnRun:
         yield from self._ask_users(requests, wire.VisitReply)
 
     def _ask_users(self, requests: Mapping[int, Any], reply: Any) -> Steps:
-        """Have users contribute to sums, and those whom they belong to the pads."""
         sums = dict[str, SumSpec]()
         for k, group in enumerate(self.options.groups_):
             own: dict[str, Any] = {"agent": group.agent, "label": f"group {group.number}"}
@@ -758,7 +703,7 @@ class ColumnRun:
     # -- agents and label owner
 
     def _open_and_lead(self, block: str | None, owner: str | None) -> Steps:
-        """Have agents open their groups' sums, and the owner that of the outputs, at once."""
+        """Let agents open their groups' sums, and the owner the outputs, in one exchange."""
         self.step += 1
         requests: dict[int, Any] = {}
         kinds: dict[int, Any] = {}
@@ -785,7 +730,6 @@ class ColumnRun:
             self.message = Sealed(cut_sealed(self.last.sealed.tobytes(), sizes), self.step)
 
     def _in_equal_parts(self, replies: Mapping[int, Any]) -> Sealed:
-        """Return what agents sealed in this step for each of their users."""
         parts: dict[int, bytes] = {}
         for group in self.options.groups_:
             blob = replies[group.agent].sealed
@@ -811,7 +755,7 @@ class ColumnRun:
     # -- predictions with a saved model
 
     def predict(self, model: str, calibration: Iterable[float]) -> Steps:
-        """Predict the owner's held-out rows; return how many.
+        """Predict the owner's held-out rows; return their number.
 
         Agents seal their parts of the model for the users, these multiply them with their rows, and
         the label owner opens the sums.

@@ -1,9 +1,8 @@
 """HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
 
-The strategy has the options, says who sums with whom and who sees what, and leads through a run.
-Its parts are plain objects, which get what they need: :class:`~.hierarchical_runs.RowRun` for rows
-at users, :class:`~.hierarchical_loop.GroupLoop` for their groups with agents, and
-:class:`~.hierarchical_runs.ColumnRun` for columns at groups.
+The strategy has options, cohorts, privacy report and the steps of a run. Its parts are
+:class:`~.hierarchical_runs.RowRun` (rows at users), :class:`~.hierarchical_loop.GroupLoop` (groups
+with agents) and :class:`~.hierarchical_runs.ColumnRun` (columns at groups).
 """
 
 from __future__ import annotations
@@ -53,32 +52,32 @@ from .hierarchical_runs import Choice, ColumnRun, Learned, RowRun, Saver
 
 Partition = Literal["horizontal", "vertical"]
 Architecture = Literal["hierarchical", "centralised"]
-_WIDTH = 3.0  # gamma by default for columns in [0, 1], in units of one over their number
-#: D by default.
+_WIDTH = 3.0  # default gamma for columns in [0, 1], in units of 1 / their number
+#: Default D.
 FEATURES = 500
 _RELAXATION, _RESIDUAL, _GAP = 1.7, 0.01, 1e-3
 _ADMM = ("rho", "sigma", "rho_schedule", "relaxation", "step_sizes")
-#: What helps where iterations did not converge.
+#: Remedy if iterations did not converge.
 MORE_ROUNDS = "use more --rounds, or a larger --tolerance"
-_ONE_FOLD = 5 / 3  # what is learned from the other rows is spread over these alone
-_ENOUGH = 40  # iterations in which rho has risen: with fewer more frequencies or several C harm
-#: Options that determine who predicts, and the attributes that hold them.
+_ONE_FOLD = 5 / 3  # numbers about the other rows are spread over these alone
+_ENOUGH = 40  # iterations until rho has risen; with fewer, more frequencies or several C harm
+#: Options that decide who predicts, and their attributes.
 _OF_MODELS = {"partition": "partition", "model": "kind"}
 
 
 class HierarchicalSVM(Judges, PrivateMethod):
     """HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
 
-    Minimises 1/2 |w|^2 + C sum_n loss(y_n, w^T x_n + b) over the rows of all users. In a horizontal
-    split by consensus ADMM in two layers, see :mod:`fedkern_flwr.groups.consensus`: users solve
-    their part of the problem, agents open the sums of their groups and nobody else does, the server
-    makes the global model from the agents' masked sum. Without agents the server makes it from the
-    masked sum of all users. Both take an exchange an iteration. A vertical split takes two, by
+    Minimises 1/2 |w|^2 + C sum_n loss(y_n, w^T x_n + b) over the rows of all users. Horizontal
+    splits use consensus ADMM in two layers, see :mod:`fedkern_flwr.groups.consensus`: users solve
+    their part of the problem, only agents open the sums of their groups, the server makes the
+    global model from the agents' masked sum. Without agents it uses the masked sum of all users.
+    Both take one exchange per iteration. A vertical split takes two, by
     :mod:`fedkern_flwr.solvers.dual_subspace`.
 
     Flower's ``initial_arrays`` are not used: ADMM starts at zero. ``num_rounds`` (200) are its most
-    iterations, fewer where the nodes' release limits allow fewer. The result has the weights and
-    biases of a horizontal split.
+    iterations, fewer if the nodes' release limits require it. The result has the weights and biases
+    of a horizontal split.
 
     Parameters
     ----------
@@ -95,18 +94,18 @@ class HierarchicalSVM(Judges, PrivateMethod):
     Attributes
     ----------
     groups_ : tuple of Group
-        Who belongs to which group.
+        The groups.
     row_plan_ : RowPlan
-        Of vertical splits: which rows belong together.
+        For vertical splits: matched rows.
     trace_ : list of (float, int, ndarray)
-        Seconds since the start, iterations of the slowest group and global model, for each of the
-        agents' totals.
+        For each of the agents' totals: seconds since the start, iterations of the slowest group,
+        global model.
     coefficients_ : ndarray, shape (k, d + 1)
         The model in the coordinates of the run.
     outputs_, classes_, label_bound_
-        What the labels are.
+        Of the labels.
     predicting : str
-        Of predictions: session of the run that made the model.
+        For predictions: session of the model's run.
 
     References
     ----------
@@ -247,7 +246,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
         self.coefficients_ = np.zeros((0, 0))
         self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
         self.choice_ = Choice(1.0 if self.C is None else self.C)
-        self.fitting_ = 0  # D that the nodes' release limits allow, 0 for the default
+        self.fitting_ = 0  # D within the nodes' release limits, 0 for the default
         self._most_folds = FOLDS
         self.predicting = ""
 
@@ -255,7 +254,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @property
     def layers(self) -> bool:
-        """Whether there are agents: in a run of which that is not said, as its nodes are."""
+        """Whether there are agents; by default as the nodes describe themselves."""
         if self.architecture is not None or self.budget is not None:
             return self.architecture == "hierarchical"
         grouped = any(p.role == AGENT or p.group > 0 for p in self.parties_.values())
@@ -263,7 +262,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @property
     def loss(self) -> Loss:
-        """The loss of the model."""
         return LOSS_OF[self.kind]
 
     @property
@@ -278,7 +276,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return sum(found) if self.partition == "vertical" else sum(found[:1])
 
     def columns_of(self, group: Group) -> int:
-        """Return how many columns a group's users have."""
         return int(self.party_of(group.users[0]).features)
 
     @property
@@ -291,16 +288,14 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @property
     def C_(self) -> float:
-        """The weight of the losses, given or chosen."""
         return self.choice_.C
 
     @property
     def tuned_(self) -> dict[str, Any]:
-        """What was tried and chosen, or why nothing was; empty where C was given."""
+        """What was tried and chosen, or why not; empty for a given C."""
         return self.choice_.tuned
 
     def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
         return {
             **super().options(),
             "model": self.kind,
@@ -308,12 +303,10 @@ class HierarchicalSVM(Judges, PrivateMethod):
         }
 
     def result(self) -> dict[str, Any]:
-        """Return the result of the last run, with what was tried and chosen in it."""
         return super().result() | ({"tuned": self.tuned_} if self.tuned_ else {})
 
     @property
     def advice_of_classes(self) -> str:
-        """What to do where rare classes are never found: columns of rows are not weighed."""
         if self.partition == "vertical":
             return "if they are rare, fdskl with --class-weight balanced finds more of them"
         return super().advice_of_classes
@@ -322,20 +315,16 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @property
     def users_(self) -> list[int]:
-        """All users, group by group."""
         return [user for group in self.groups_ for user in group.users]
 
     def party_of(self, partition: int) -> Any:
-        """Return the description of a party."""
         return next(p for p in self.parties_.values() if p.partition == partition)
 
     @property
     def least_agents(self) -> int:
-        """How many groups there must be at least where some may be left out."""
         return max(2, len(self.groups_) // 2 + 1)
 
     def check_parties(self, parties: Sequence[Any]) -> None:
-        """Refuse nodes that clash."""
         groups.check_parties(parties)
 
     def cohorts(self) -> list[list[int]] | None:
@@ -383,7 +372,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return sets
 
     def thresholds(self, cohorts: int) -> list[int | None]:
-        """Return the thresholds; where groups may be left out, more than half of the agents."""
+        """Return the thresholds; if groups may be left out, more than half of the agents."""
         found: list[int | None] = [None] * cohorts
         if self.lost_groups == "leave-out":
             found[-1] = self.least_agents
@@ -392,11 +381,11 @@ class HierarchicalSVM(Judges, PrivateMethod):
     # -- what the nodes' release limits allow
 
     def _plan_rows(self) -> None:
-        """Plan frequencies, folds and iterations within what the users' nodes grant this run.
+        """Plan frequencies, folds and iterations within the users' release limits.
 
-        All iterations are about the same rows, so that their numbers add up. The default number of
-        iterations is the most that fit; so is one that the user states as the default. The numbers
-        of a group count, as its agent may send the server what it opens.
+        Numbers of all iterations add up, as they are about the same rows. The default number of
+        iterations becomes the most that fit. Group sums count, as an agent may send them to the
+        server.
         """
         sets = [group.users for group in self.groups_] if self.layers else [self.users_]
         columns, outputs = self.columns_, self.outputs_
@@ -423,11 +412,11 @@ class HierarchicalSVM(Judges, PrivateMethod):
         self._plan_iterations(fit, allowed, of_rbf)
 
     def _plan_columns(self) -> None:
-        """Plan iterations within what the users' nodes grant this run.
+        """Plan iterations within the users' release limits.
 
-        Users count statistics of columns, and for each visit products with the messages, objective
-        and bound. There are two visits more than iterations. A user's own rows alone are hidden, as
-        the server chooses those of the others.
+        Users count statistics of columns, and per visit products with the messages, objective and
+        bound; visits are two more than iterations. Only a user's own rows hide each other: the
+        server chooses the others'.
         """
         fits = list[tuple[float, Allowance]]()
         for user in map(self.party_of, self.users_):
@@ -445,11 +434,9 @@ class HierarchicalSVM(Judges, PrivateMethod):
         self.note_plan(f"{self.num_rounds} iterations{more}", allowed)
 
     def _width(self) -> int:
-        """Return how many coefficients a model has, with the bias."""
         return model_columns(self.columns_, self.frequencies) + 1
 
     def _plan_trials(self) -> None:
-        """Try several C, if none is given, and users and options allow it."""
         if self.C is not None:
             return
         if why := self._why_not():
@@ -460,7 +447,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         self.choice_.folds = folds_held_out(self.outputs_, self._width(), self._most_folds)
 
     def _why_not(self) -> str:
-        """Return why nothing is tried."""
         if self.staleness:
             return "that is for groups that wait for each other"
         if self.rho is not None or self.step_sizes is not None or self.sigma is not None:
@@ -481,24 +467,22 @@ class HierarchicalSVM(Judges, PrivateMethod):
     # -- a run
 
     def begin(self, config: ConfigRecord | None = None) -> None:
-        """Forget the last run; take the seed of the next."""
         super().begin(config)
         at_least("seed", self.run_seed, 0)
 
     def start(self, *arguments: Any, **named: Any) -> Result:
-        """Run the method; with a budget in fewer iterations, unless it is told how many."""
+        """Run the method; with a budget in fewer iterations by default."""
         if self.budget is not None and len(arguments) < 3 and named.get("num_rounds") is None:
             named["num_rounds"] = gradients.ITERATIONS
         return super().start(*arguments, **named)
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Fit the model and judge it on held-out rows."""
         known, vertical, step = self.saved_meta_, self.partition == "vertical", 0
         if vertical:
             self._plan_columns()
         elif self.budget is None and not known:
             self._plan_rows()
-        elif self.budget is None:  # later less is left, by this run's own sums
+        elif self.budget is None:  # by now less is left, as this run's own sums count
             planned = known["trials"]
             self.fitting_ = int(planned.get("fitting", 0))
             self.notes_ = list(planned.get("notes", ()))
@@ -532,7 +516,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return (yield from self._judge_rows(run, found))
 
     def _facts(self, **more: Any) -> wire.SVMFacts:
-        """Return what is public of a run, and says what its exchanges sum."""
         users = list(map(self.party_of, self.users_))
         return wire.SVMFacts(
             bound=self.bound,
@@ -548,7 +531,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         )
 
     def _learn_groups(self, run: RowRun) -> Steps:
-        """Iterate with groups and their agents."""
         reported = self.history_[-1]["round"] if self.history_ else 0
         loop = GroupLoop(run, (yield Overlapping()), reported)
         if self.saved_meta_:
@@ -556,7 +538,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return (yield from loop.rounds())
 
     def _judge_rows(self, run: RowRun, found: Learned) -> Rounds:
-        """Judge a model of rows; return the metrics of the run."""
         model, row = found.model, self.history_[-1] if self.history_ else {}
         lost = {user for g in self.groups_ if g.number in found.lost for user in g.users}
         with part("judge"):
@@ -578,7 +559,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return {**judged, **ended, **left_out}
 
     def _learn_privately(self, run: RowRun) -> Rounds:
-        """Learn with a budget of privacy."""
         with part("train"):
             found = yield from run.private_rounds(self.saved_)
         with part("judge"):
@@ -599,7 +579,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return ColumnRun(self, self._facts(owner=owner, **rows), saver, step)
 
     def _learn_columns(self, saver: Saver, step: int) -> Rounds:
-        """Learn from columns at groups; return the metrics of the run."""
         if self.C is None:
             self.choice_.tuned = {"C": 1.0, "by": "nothing", "why": "the split is vertical"}
         run = self._column_run(saver, step)
@@ -613,12 +592,11 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return found
 
     def _note_end(self, last: int, converged: bool, apart: str) -> dict[str, Any]:
-        """Return how the run ended; note it if it stopped at its share."""
         if self.notes_ and not converged and self.num_rounds < self.default_rounds:
             self.notes_.append(f"stopped after {last} iterations, which is its share: {apart}")
         return iterations_ended(last, converged, apart, MORE_ROUNDS)
 
-    # -- predictions with a model that was saved
+    # -- predictions with a saved model
 
     def predict_at_nodes(
         self,
@@ -628,27 +606,17 @@ class HierarchicalSVM(Judges, PrivateMethod):
         *,
         timeout: float = 3600,
     ) -> None:
-        """Have held-out rows predicted with a model that was saved.
+        """Have held-out rows predicted with a saved model.
 
         Users of a horizontal split get the model and predict their own rows. In a vertical split
-        agents and label owner take up their parts of the model, which they kept; the label owner
-        gets the outputs of its rows. Nothing but their number is sent to the server.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        arrays : mapping
-            Arrays of the model, see :meth:`model`.
-        meta : mapping
-            What else belongs to the model.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of one exchange.
+        agents and label owner use the parts of the model that they kept, and the label owner gets
+        the outputs. Only the number of rows is sent to the server. ``arrays`` and ``meta`` are from
+        :meth:`model`; ``timeout`` is in seconds per exchange.
 
         Raises
         ------
         CheckpointError
-            The model is not one of this method, of these options or of these nodes.
+            The model has another method, other options or other nodes.
         CohortError, ProtocolError, TableError, OptionError
             See :meth:`start`.
         """
@@ -683,17 +651,11 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> HierarchicalSVM:
-        """Return a strategy with the options of a model that was saved.
-
-        Raises
-        ------
-        CheckpointError
-            It is not a model of this method.
-        """
+        """Return a strategy with the options of a saved model of this method (CheckpointError)."""
         numbers = ("outputs", "columns", "features", "gamma", "seed", "feature_seed")
         check_model(cls.method, {}, meta, {}, (*_OF_MODELS, *numbers, "session", "tables"))
         chosen = {name: meta[name] for name in _OF_MODELS}
-        if meta.get("architecture") == "centralised":  # whatever groups the nodes name
+        if meta.get("architecture") == "centralised":  # the groups that nodes name do not matter
             chosen["architecture"] = "centralised"
         if meta.get("privacy_epsilon") is not None:
             chosen |= {n: meta[n] for n in ("C", *declared(PrivateMethod)) if n in meta}
@@ -701,10 +663,9 @@ class HierarchicalSVM(Judges, PrivateMethod):
             chosen |= {"features": meta["features"], "gamma": meta["gamma"]}
         return cls(**chosen, **more)
 
-    # -- what a method tells about itself
+    # -- what a method reports
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the model for columns as they are; in a vertical split its parts stay behind."""
         meta = {
             **self.options(),
             "C": self.C_,
@@ -721,13 +682,11 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return dict(self.model_), meta
 
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
-        """Return the model of a horizontal split, for columns as nodes hold them."""
         if self.partition == "vertical":
-            super().fitted(classes)  # raises an error that says why not
+            super().fitted(classes)  # raises an error with the reason
         return FittedModel.of_server(self.method, "linear", *self.model(), classes or self.classes_)
 
     def _tables(self) -> dict[str, list[Any]]:
-        """Return names and number of the columns of each group, and what the labels are."""
         tables: dict[str, list[Any]] = {}
         for group in self.groups_:
             first = self.party_of(group.users[0])
@@ -738,10 +697,9 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return tables
 
     def privacy(self) -> dict[str, Any]:
-        """Return what is seen by whom."""
         sums = self.sums_privacy()
         cohorts = sums.get("cohorts", [])
-        agents = self.lost_groups == "leave-out"  # whose sum may lack some
+        agents = self.lost_groups == "leave-out"  # these may lack some
         for cohort in cohorts[: len(cohorts) - agents]:
             cohort["threshold"] = cohort.pop("parties")
             cohort["parties"] = cohort["threshold"]
@@ -750,12 +708,11 @@ class HierarchicalSVM(Judges, PrivateMethod):
             return seen.predictions_seen_by(self.partition, sums)
         found = {**sums, **seen.seen_by(self.options(), self.layers), **self.budget_report()}
         for one in found["budget"]["releases"] if "budget" in found else ():
-            if one["release"] == gradients.GRADIENT_SUM:  # one of so many
+            if one["release"] == gradients.GRADIENT_SUM:  # one of many such releases
                 one["times"] = self.num_rounds
         return found
 
     def matched(self) -> dict[str, Any]:
-        """Return who is in which group, and how many rows were left out."""
         groups = {
             str(group.number): {"users": list(group.users), "agent": group.agent}
             for group in self.groups_
@@ -764,7 +721,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
         return {"groups": groups, "dropped_rows": dropped} if dropped else {"groups": groups}
 
     def summary(self) -> None:
-        """Log the configuration, and what it gives away."""
         text = "lost_groups leave-out shows the server about what a lost group had contributed"
         if self.lost_groups == "leave-out" and not self.predicting:
             logger.warning(text)
@@ -776,7 +732,6 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
 
 def needs_agents(strategy: HierarchicalSVM) -> list[str]:
-    """Return which of the options that were given are for runs with agents."""
     used = {
         "partition vertical": strategy.partition == "vertical",
         "staleness": strategy.staleness > 0,

@@ -17,7 +17,7 @@ from fedkern_flwr.wire import DescribeReply
 if TYPE_CHECKING:
     from fedkern_flwr.fitted import FittedModel
 
-_FEATURES = 50  # where the nodes allow it
+_FEATURES = 50  # if the nodes allow it
 
 
 class KernelPCA(PrivateMethod):
@@ -61,7 +61,6 @@ class KernelPCA(PrivateMethod):
         return found
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Sum the moments, then have the clients project their rows."""
         features, columns = self.chosen_features(parties), parties[0].features
         width = 2 * features
         if self.components > width:
@@ -77,7 +76,7 @@ class KernelPCA(PrivateMethod):
         model = {**kernel, "mean": mean, "components": components}
         self._kernel = {**kernel, "columns": columns}
         metrics = {"rows": int(np.rint(total["rows"])), "explained": float(shares.sum())}
-        yield Ask("project", model, least=1)  # who has vanished goes without
+        yield Ask("project", model, least=1)  # nodes that dropped out are not needed
         if any(party.test_rows for party in parties):
             left = yield REST({"left": (), "all": ()}, **model)
             if left["all"] > 0.0:
@@ -85,9 +84,8 @@ class KernelPCA(PrivateMethod):
         return metrics
 
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
-        """Return mean and components, which project rows (``transform``)."""
         from fedkern_flwr.fitted import (
-            FittedModel,  # a node that finds its client here does without
+            FittedModel,  # nodes that import this module for their client do not need it
         )
 
         self.check_run()

@@ -1,16 +1,14 @@
 """The base of the online methods: options, the plan of what a message releases, and the rounds.
 
-A run takes T samples of each client, B of them per exchange. Two rules are the online methods' own,
-because a sample is predicted once. A sum that cannot be opened is a round lost and the run goes on,
-see :meth:`OnlineStrategy.rounds`. And a run that is resumed repeats no round that a client has
-answered, see :meth:`OnlineStrategy._take_up`. Where rows come while a run goes on, a client without
-enough of them has no part in the message, and the run ends when too few clients are left whose
-streams go on.
+A run takes T samples of each client, B per exchange. Each sample is predicted once, hence two
+rules. A sum that cannot be opened is a lost round and the run goes on
+(:meth:`OnlineStrategy.rounds`). A resumed run repeats no round that a client has answered
+(:meth:`OnlineStrategy._take_up`). With streams, a client with too few rows skips the message; the
+run ends when too few clients have streams that go on.
 
-With a budget of privacy every message has noise of its own. A sample is in one message. So messages
-are about other rows, and a run costs a row what one of them costs; a party takes part in all of
-them. This holds as long as nothing that a client sends depends on its earlier samples: with a
-budget it tells no errors and chooses no kernels.
+With a privacy budget every message has its own noise. A sample is in one message, so a run costs a
+row as much as one message, and a party as much as all. This requires that nothing a client sends
+depends on earlier samples: with a budget it reports no errors and chooses no kernels.
 """
 
 from __future__ import annotations
@@ -52,13 +50,13 @@ from fedkern_flwr.wire import DescribeReply, PhaseMessage
 Floats = NDArray[np.float64]
 Auto = Literal["auto"]
 
-#: What the server sees of the clients' tables in any run, and of sums in a secure one.
+#: What the server sees of the clients' tables in all runs, and of sums in secure runs.
 _TABLES = "number of rows, held-out rows and columns per client, digest of the column names"
 _CONTRIBUTED = "which clients contributed to which sum"
 _HELD_OUT = "each client's squared error on its held-out rows, if there are any"
-_BEGINNING = 10  # samples of a client, whose errors may be large before anything is learned
+_BEGINNING = 10  # samples of a client with possibly large errors, at the beginning
 _REPORTED = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
-#: How a client says, in place of an answer, that its stream has too few rows.
+#: How a client reports, instead of an answer, that its stream has too few rows.
 _SAID = "StreamError: "
 _ENDED, _LATE = "[FK-STREAM-ENDED]", "[FK-STREAM-LATE]"
 
@@ -67,18 +65,16 @@ class OnlineStrategy(Method):
     """Base class of the online methods.
 
     ``start(grid, num_rounds=T)`` lets every client predict T samples of its own stream, each
-    before its label is used. With ``samples_per_round`` B this takes floor(T / B) exchanges, one at
-    least; the last message has the rest of the samples as well.
-
-    The server learns parameters by steps along the clients' gradients, unless a method says
-    otherwise.
+    before its label is used. With ``samples_per_round`` B this takes floor(T / B) exchanges, at
+    least one; the last message also has the remaining samples. By default the server learns
+    parameters by steps along the clients' gradients.
 
     Attributes
     ----------
     theta_ : ndarray, shape (rows, width)
         The learned parameters.
     request_ : StreamRequest
-        Of the message at hand.
+        Of the current message.
     """
 
     step_size: StepSize = option(
@@ -119,15 +115,15 @@ class OnlineStrategy(Method):
     reply_class: ClassVar[type[wire.StreamReport]]
     evaluate_reply: ClassVar[type[wire.EvaluateReply]] = wire.EvaluateReply
     predict_reply: ClassVar[type[wire.PredictReply]] = wire.PredictReply
-    #: What the clients sum in a round, and what never leaves them beside rows and labels.
+    #: What the clients sum in a round, and what is never sent besides rows and labels.
     in_sums: ClassVar[str] = "gradients and statistics"
     sent_sums: ClassVar[str] = "gradients"
     kept: ClassVar[tuple[str, ...]] = ()
     to_clients: ClassVar[str] = "the model"
-    #: How a checkpoint calls the parameters.
+    #: Name of the parameters in a checkpoint.
     learns: ClassVar[str] = "theta"
-    #: Of methods whose nodes predict rows after a run: options by which a model and what belongs to
-    #: it are made, and what else a model says of itself.
+    #: For methods with predictions at nodes: options that determine a model and its metadata, and
+    #: further facts of a model.
     of_models: ClassVar[tuple[str, ...]] = ()
     model_facts: ClassVar[tuple[str, ...]] = (
         "samples",
@@ -157,16 +153,16 @@ class OnlineStrategy(Method):
         self.is_secure, self.whole_cohorts = bool(self.secure), not self.drop_outs
         self.theta_ = np.zeros((0, 0))
         self.request_: Any = None
-        self._more: Arrays = {}  # what else the server's state has
-        self._dimension, self._batch = 0, 1  # columns, and B, of the run at hand
+        self._more: Arrays = {}  # further state of the server
+        self._dimension, self._batch = 0, 1  # columns, and B, of this run
         self._released: list[dict[str, Any]] = []  # numbers and unknowns of its sums
         self._reports: dict[int, Any] = {}  # partition -> latest report
         self._statistics = np.zeros(wire.STATISTICS)  # of a secure run, summed over the clients
         self._lost_rounds = 0  # in a row
-        self._model: tuple[Arrays, dict[str, Any]] | None = None  # that predictions are made with
+        self._model: tuple[Arrays, dict[str, Any]] | None = None  # for predictions
 
     def takes_sums(self, grid: Grid) -> bool:
-        """Tell whether a run takes secure sums; one that predicts as the one before it."""
+        """Return whether a run takes secure sums; predictions do what their model's run did."""
         if self._model is not None:  # clients of secure runs take part in no others
             return bool(self._model[1]["secure"])
         if self.budget is not None:
@@ -174,18 +170,17 @@ class OnlineStrategy(Method):
         return not is_simulated(grid) if self.secure is None else self.secure
 
     def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
         own = {"samples": self.num_rounds, "secure": self.is_secure}
         return {**super().options(), **own, **self.derived()}
 
-    # -- what a method adds
+    # -- hooks for methods
 
     @abstractmethod
     def request(self, stream: dict[str, Any]) -> wire.StreamRequest:
         """Return the request of a round; ``stream`` holds the fields of ``StreamRequest``."""
 
     def evaluation(self, **stream: Any) -> wire.StreamRequest | None:
-        """Return the request for held-out rows; None if they are not evaluated."""
+        """Return the request for held-out rows; None to skip their evaluation."""
         return None
 
     def derived(self) -> dict[str, Any]:
@@ -193,25 +188,24 @@ class OnlineStrategy(Method):
         return {}
 
     def first_parameters(self, dimension: int) -> Floats:
-        """Return the parameters to begin with, for features of ``dimension`` columns."""
+        """Return the initial parameters for ``dimension`` columns."""
         return np.zeros((0, 0))
 
     def weigh(self, losses: Floats, answers: int) -> None:
-        """Take the losses that were summed over ``answers`` clients beside gradients."""
+        """Use the losses that ``answers`` clients summed along with gradients."""
 
     def gradients(self, total: Floats, answers: int) -> Floats:
-        """Return what is summed without a budget, of a sum with noise over ``answers`` clients."""
+        """Convert a noisy sum over ``answers`` clients to the sum without a budget."""
         return total
 
     def set_up(self, dimension: int) -> None:
-        """Set the server's state for features of ``dimension`` columns."""
         self.theta_ = self.first_parameters(dimension)
         self._rule = step_rule(self.step_size, len(self.theta_), self.num_rounds)
 
     def step(self, total: Floats, answers: int) -> None:
-        """Equation 10: step along the mean gradient over all K clients.
+        """Step along the mean gradient over all K clients (eq. 10).
 
-        One that did not answer counts as zero. Losses come after the gradients.
+        Clients without an answer count as zero. In ``total`` losses follow the gradients.
         """
         gradients, losses = np.split(total, [len(total) - self.request_.losses()])
         if losses.size and answers:
@@ -220,42 +214,34 @@ class OnlineStrategy(Method):
         self._rule.update(self.theta_, mean)
 
     def update(self, replies: list[Any]) -> None:
-        """Sum plain replies, sorted by partition, and step along the sum."""
         total = np.zeros(self.sum_length())
         for reply in replies:
             reply.add_to(total)
         self.step(total, len(replies))
 
     def sent(self) -> list[NDArray[Any]]:
-        """Return the arrays that the clients get next."""
         return [self.theta_]
 
     def model_arrays(self) -> Arrays:
-        """Return the arrays of the model."""
         return {}
 
     def server_model(self) -> FittedModel | None:
-        """Return the model of the last run, if the server has all of it."""
         return None
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the model, and what a prediction needs to know; the weights are the clients'."""
         return self._model or (self.model_arrays(), super().learned()[1])
 
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
-        """Return the model of the last run, if the server has all of it."""
         self.check_run()
         found = self.server_model()
-        return super().fitted(classes) if found is None else found  # which says why not
+        return super().fitted(classes) if found is None else found  # or an error with the reason
 
     def server_state(self) -> Arrays:
-        """Return the arrays from which a run can go on, the model first."""
         if not self.theta_.size:
             return {}
         return {self.learns: self.theta_, "step_state": self._rule.state, **self._more}
 
     def load_server_state(self, arrays: Arrays) -> None:
-        """Set the server's state from a checkpoint."""
         if arrays:
             self.theta_ = arrays[self.learns].copy()
             self._rule.state = arrays["step_state"].copy()
@@ -263,31 +249,29 @@ class OnlineStrategy(Method):
 
     # -- what a message releases, and the release limit: no more numbers than unknowns
     #
-    # A window is the samples of a message. Where nodes count, a run opens about a window the share
-    # of its unknowns that each node grants, unless the user says how many samples a message takes.
+    #
+    # A window is the samples of a message. If nodes count, a run releases the share of a window's
+    # unknowns that each node grants, unless the user sets the samples per message.
 
     def sum_length(self) -> int:
-        """Return how many numbers of each client the method sums in the message at hand."""
         request = self.message(1) if self.request_ is None else self.request_
         return int(request.numbers(self._dimension))
 
     def batch_size(self) -> int:
-        """Return the number of samples per exchange; the last one has the rest as well."""
+        """Return the samples per exchange; the last one also has the remaining ones."""
         return self._batch
 
     def exchanges(self) -> int:
-        """Return the number of exchanges."""
         return max(1, self.num_rounds // self.batch_size())
 
     def least_numbers(self, request: Any) -> int:
-        """Return how many numbers must be summed in a first message like this to learn well."""
         return int(request.numbers(self._dimension))
 
     def fit_release(self, unknowns: float, request: Any) -> None:
-        """Choose what is summed in messages like this, so that its numbers do not exceed these."""
+        pass
 
     def plan_release(self, dimension: int) -> None:
-        """Fix B and what is summed in a round; stop, or warn, where too much would be released.
+        """Fix B and what a round sums; stop, or warn, if too much would be released.
 
         Raises
         ------
@@ -296,7 +280,7 @@ class OnlineStrategy(Method):
         """
         given = self.samples_per_round
         self._batch = 1 if given == "auto" else given
-        if self.sums is None or self.budget is not None:  # noise says what is released
+        if self.sums is None or self.budget is not None:  # the noise limits the release
             self.fit_release(math.inf, self.message(1))
             return
         each, share = self.unknowns_of_samples(dimension), 1.0
@@ -313,25 +297,24 @@ class OnlineStrategy(Method):
 
     @property
     def share(self) -> float:
-        """The share of the unknowns of a window that the run opens by default."""
+        """The share of a window's unknowns that the run opens by default."""
         return float(min(party.share for party in self.parties_.values()))
 
     def note_windows(self, what: str, unknowns: float) -> None:
-        """Note what was planned for each window, unless samples are given."""
         if self.share < 1.0 and self.samples_per_round == "auto":
             numbers = self.share * unknowns
             self.note_plan(f"{what}, each", Allowance(numbers, share=self.share))
 
     @property
     def fewest(self) -> int:
-        """The samples of which default windows are multiples, so that no two differ by fewer."""
+        """Default windows are multiples of this, so that no two differ by fewer samples."""
         return NodePolicy().min_own_rows if self.share < 1.0 else 1
 
     def hidden_rows(self) -> int:
         """Return the hidden rows of a secure sum with one sample of each client.
 
-        Those of the largest other party do not count: in POF-RLS it can compute the sums of the
-        others from what it is sent. A node that knows nobody's identity counts its own alone.
+        The largest other party's do not count: in POF-RLS it can compute the sums of the others. A
+        node without pinned identities counts only its own rows.
         """
         assert self.sums is not None
         if self.share < 1.0 and not all(p.signature for p in self.parties_.values()):
@@ -344,7 +327,6 @@ class OnlineStrategy(Method):
         return counting.hidden_rows(one, alive)
 
     def unknowns_of_samples(self, dimension: int) -> float:
-        """Return the unknowns of a secure sum with one sample of each client."""
         return self.hidden_rows() * self._unknowns_of_row(dimension)
 
     def _unknowns_of_row(self, dimension: int) -> float:
@@ -352,7 +334,7 @@ class OnlineStrategy(Method):
         return counting.unknowns_of_row(dimension + 1, binary)
 
     def note_release(self, dimension: int, numbers: int, unknowns: float) -> None:
-        """Note what a secure sum releases; stop, or warn, where it is too much.
+        """Note what a secure sum releases; stop, or warn, if it is too much.
 
         Raises
         ------
@@ -367,7 +349,6 @@ class OnlineStrategy(Method):
         self.nodes.check_count(counting.too_many(numbers, unknowns))
 
     def privacy(self) -> dict[str, Any]:
-        """Return what the server sees, and of a run with a budget what messages cost."""
         if self._model is not None:
             return {
                 "protocol": "predictions stay at the clients",
@@ -424,15 +405,15 @@ class OnlineStrategy(Method):
     # -- the rounds
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Learn from the streams, then have the held-out rows predicted.
+        """Learn from the streams, then evaluate held-out rows.
 
-        A sum that cannot be opened is a round lost: the model stays as it is, and what the clients
-        would have told of their errors they tell in a later round.
+        If a sum cannot be opened the round is lost: the model stays as it is, and clients report
+        their errors later.
 
         Raises
         ------
         CohortError
-            No round could be opened, or ``max_missed`` in a row could not.
+            No round could be opened, or ``max_missed`` in a row failed.
         """
         self._check_streams(parties)
         self._dimension = dimension = parties[0].features
@@ -442,7 +423,7 @@ class OnlineStrategy(Method):
         if self.initial_:
             self.load_server_state(self._state_from(self.initial_[0]))
         first = self._take_up() if self.saved_meta_ else 1
-        # an ``evaluate_fn`` judges the beginning, too
+        # an ``evaluate_fn`` evaluates the initial model, too
         yield Round(first - 1, arrays=self.sent())
         with part("train"):
             yield from self._follow_streams(first)
@@ -453,7 +434,6 @@ class OnlineStrategy(Method):
         return metrics
 
     def _follow_streams(self, first: int) -> Steps:
-        """Learn from the streams, message by message."""
         for number in range(first, self.planned + 1):
             survivors = 0
             try:
@@ -472,27 +452,25 @@ class OnlineStrategy(Method):
             save = Save(self.server_state(), self._memory())
             found = self._metrics(number, survivors)
             before = self.history_[-1]["mse"] if self.history_ else None
-            # kept and told of first: who looks at a run that has diverged finds its last round
+            # saved and reported before the check, so that a diverged run shows its last round
             yield Round(number, found, self.sent(), save)
             before = 0.0 if number >= self.planned else before
             self._check_error(found["round"], found["mse"], before)
 
     def stop(self, number: int) -> int:
-        """Return how many samples a client has taken after so many messages."""
+        """Return a client's samples after ``number`` messages."""
         return self.num_rounds if number >= self.planned else number * self.batch_size()
 
     def message(self, number: int) -> wire.StreamRequest:
-        """Return the request of a message."""
         step = self.stop(number - 1)
         every = number if number >= self.planned else self.checkpoint_every
         stream = {"step": step, "samples": self.stop(number) - step, **self._about(number, every)}
-        if self.budget is not None:  # then nodes must know how often rows pay, and how many rows
+        if self.budget is not None:  # nodes must know how often rows pay, and the most rows
             stops = [self.stop(number) for number in range(self.planned + 1)]
             stream |= {"messages": self.planned, "most": int(np.diff(stops).max())}
         return self.request(stream)
 
     def _about(self, number: int, every: int) -> dict[str, Any]:
-        """Return which exchange it is, and in how many rounds clients save their states."""
         whole = self.sums is not None and not self.drop_outs
         return {
             "round": number,
@@ -501,7 +479,7 @@ class OnlineStrategy(Method):
         }
 
     def ask(self, request: wire.StreamRequest, reply: type[PhaseMessage], **more: Any) -> Ask:
-        """Return the step of a request; in a secure run what is told is in the sum it declares."""
+        """Return the step of a request; secure runs answer in the sum that it declares."""
         specs = []
         if self.sums is not None:
             reply = wire.MaskedReply if self.budget is None else wire.NoisyReply
@@ -509,7 +487,6 @@ class OnlineStrategy(Method):
         return Ask(request, reply=reply, sums=specs, until="once", number=request.round, **more)
 
     def facts(self) -> wire.Facts:
-        """Return what is public of the run, for its sums: nodes have the same."""
         assert self.sums is not None
         cohort = self.sums.membership.cohorts[0]
         return wire.Facts(
@@ -520,13 +497,11 @@ class OnlineStrategy(Method):
         )
 
     def noise(self) -> Release | None:
-        """Return the noise of the sum of the message at hand; None without a budget."""
         found: Release | None = self.request_.sum_specs(self.facts())[0].release
         return found
 
     def _learn(self, answers: Answers) -> int:
-        """Move the model by what came; return how many it is from."""
-        # in a secure run replies tell nothing, but with a budget those of a simulation
+        # replies of secure runs are empty, except in simulations with a budget
         self._reports |= {
             p: one for p, one in answers.replies.items() if getattr(one, "total_samples", 0)
         }
@@ -547,7 +522,7 @@ class OnlineStrategy(Method):
 
     def _lose(self, number: int, error: CohortError | SumError) -> None:
         problem = f"{error.party}: {error.problem}" if error.party else error.problem
-        if isinstance(error, SumError):  # whoever is to blame and is left out spoils no other
+        if isinstance(error, SumError):  # parties at fault that are left out do not count
             left_out = self.nodes.spoilers.intersection(self.left_out_)
             self._lost_rounds = 0 if left_out else self._lost_rounds + 1
         if self.late_:
@@ -562,7 +537,6 @@ class OnlineStrategy(Method):
         raise self.nodes.broken(problem, self.reply_class.phase) from None
 
     def _evaluate(self) -> Steps:
-        """Have the clients that hold rows out predict them; all clients of a secure run answer."""
         if self.budget is not None:
             if not self.simulated:
                 logger.info("with a budget of privacy each client's errors stay in its own log")
@@ -590,14 +564,12 @@ class OnlineStrategy(Method):
         return {"test_mse": float(error / rows)}
 
     def check_answer(self, partition: int, answer: Any) -> None:
-        """Refuse an evaluation of other rows than those held out."""
         if isinstance(answer, wire.EvaluateReply):
             held_out = {p.partition: p.test_rows for p in self.parties_.values()}[partition]
             if answer.samples not in (0, held_out):
                 raise ProtocolError(f"it predicted {answer.samples} rows", code="FK-MESSAGE-FIELD")
 
     def _check_left(self, number: int) -> None:
-        """Stop when too many clients are left out for any sum to be opened."""
         left = len(self.nodes.active())
         if self.sums is not None and left < self._least:
             members = self.sums.membership.cohorts[0].members
@@ -609,7 +581,6 @@ class OnlineStrategy(Method):
 
     @property
     def _least(self) -> int:
-        """How many clients a message needs."""
         if self.sums is None:
             return self.min_clients
         cohort = self.sums.membership.cohorts[0]
@@ -626,16 +597,17 @@ class OnlineStrategy(Method):
                     code="FK-ROWS-FEW",
                 )
 
-    # -- streams whose rows come while a run goes on: who is late, and when the run is over
+    # -- streams that grow during a run: late clients, and the end of the run
     #
-    # A client with fewer new rows than a message takes has no part in it: whoever is in a sum has
-    # as many rows in it as all others. Its rows wait for the next one. As any other it is left out
-    # when it misses ``max_missed`` messages in a row. When too few are left the run ends, with what
-    # was learned, as one whose samples were all taken.
+    #
+    # A client with fewer new rows than a message takes skips it, as all clients of a sum must have
+    # equally many rows in it. Its rows wait for the next message. Like any other it is left out
+    # after ``max_missed`` missed messages in a row. If too few clients remain, the run ends
+    # regularly with what was learned.
 
     @property
     def late_(self) -> dict[int, bool]:
-        """Partition -> whether its stream has ended, of who said so in place of an answer."""
+        """Partition -> whether its stream has ended, for clients that lacked rows."""
         failures = self.nodes.failures.get(self.reply_class.phase, {})
         return {
             self.parties_[node].partition: one.detail.endswith(_ENDED)
@@ -644,7 +616,7 @@ class OnlineStrategy(Method):
         }
 
     def streams_end(self, number: int) -> bool:
-        """Tell whether a message found too few clients whose streams go on; say so.
+        """Return whether too few clients have streams that go on; log it.
 
         Raises
         ------
@@ -669,8 +641,8 @@ class OnlineStrategy(Method):
     # -- metrics
 
     def _check_error(self, samples: int, mse: float | None, before: float | None) -> None:
-        """Stop a run that has diverged; a large error that falls is held against it at the end."""
-        if self.budget is not None:  # no error may decide: in a deployment none is known
+        """Stop a diverged run; a large error that falls counts only at the end."""
+        if self.budget is not None:  # in a deployment no error is known, so none may decide
             return
         if mse is None or not self.stop_diverged or (samples < _BEGINNING and math.isfinite(mse)):
             return
@@ -684,7 +656,6 @@ class OnlineStrategy(Method):
             )
 
     def _metrics(self, number: int, survivors: int) -> dict[str, Any]:
-        """Return the metrics of a round."""
         clients, sums = self._known()
         samples, errors, regrets = sums[:3].tolist()
         return {
@@ -696,7 +667,7 @@ class OnlineStrategy(Method):
 
     @property
     def _in_sums(self) -> bool:
-        """Whether the metrics are made of sums: with a budget of what simulations report."""
+        """Whether metrics come from sums; with a budget they come from simulated reports."""
         return self.sums is not None and self.budget is None
 
     @property
@@ -705,14 +676,12 @@ class OnlineStrategy(Method):
 
     @property
     def advice(self) -> str:
-        """What to do where the mean of the labels predicts as well."""
         if self.budget is not None:
             return "use more clients or rows, fewer kernels, or a larger privacy_epsilon"
         steps = "" if "step_size" in self.fixed else "use step_size='adaptive' and smaller steps, "
         return f"{steps}check the label and the columns, or use more rows"
 
     def final_metrics(self) -> dict[str, Any]:
-        """Return the metrics of the finished run: means and spreads over the clients."""
         mse = self.history_[-1]["mse"] if self.history_ else None
         small = mse is None or mse <= wire.LARGEST_VARIANCE
         text = "the error is larger than that of the mean of labels in [0, 1] can be"
@@ -736,8 +705,7 @@ class OnlineStrategy(Method):
     def _known(self) -> tuple[int, Floats]:
         """Return of how many clients statistics are known, and their sum.
 
-        In a secure run they are summed there, and no client's are known; with a budget of privacy
-        a simulation reports them.
+        A secure run knows only the sum; with a budget only simulations report them.
         """
         if self._in_sums:
             assert self.sums is not None
@@ -746,13 +714,11 @@ class OnlineStrategy(Method):
         return len(found), np.sum(found, axis=0) if found else self._statistics
 
     def result(self) -> dict[str, Any]:
-        """Return the result of the last run, with where the data drifted."""
         return {**super().result(), "drift": rises(self.history_)}
 
     # -- checkpoints
 
     def _memory(self) -> dict[str, Any]:
-        """Return what the metrics are made of."""
         if self._in_sums:
             statistics = self._statistics.tolist()
             return {"statistics": statistics, "released": self._released, "batch": self._batch}
@@ -763,10 +729,10 @@ class OnlineStrategy(Method):
         return {"reports": reports}
 
     def _take_up(self) -> int:
-        """Set the state of a run that broke off; return the round with which it goes on.
+        """Restore an interrupted run; return its next round.
 
-        Rounds that a client of a secure run answered after the checkpoint are lost: repeated with
-        other survivors, the difference of the two sums would be that of single clients.
+        In secure runs, rounds that a client answered after the checkpoint are lost: if repeated
+        with other survivors, the difference of the two sums would reveal single clients.
         """
         meta = self.saved_meta_
         for partition, values in meta.get("reports", {}).items():
@@ -790,7 +756,6 @@ class OnlineStrategy(Method):
         return int(max(first, answered + 1))
 
     def _state_from(self, model: NDArray[Any]) -> Arrays:
-        """Replace the first array of the server's state, the model, by the one given."""
         state = self.server_state()
         if not state:
             return state
@@ -805,7 +770,7 @@ class OnlineStrategy(Method):
         return {**state, first: given.reshape(expected.shape)}
 
 
-# -- predictions of held-out rows with a model that was saved, and what nodes kept of its run
+# -- predictions of held-out rows with a saved model, and the state that nodes kept of its run
 
 
 def predict_at_nodes(
@@ -816,34 +781,22 @@ def predict_at_nodes(
     *,
     timeout: float = 3600,
 ) -> None:
-    """Have the clients predict their held-out rows with a model and weights of their own.
+    """Let the clients predict their held-out rows with a saved model and their own weights.
 
-    A client uses what it kept after its last round of the run that made the model, and writes
-    the predictions; only how many there are is sent.
-
-    Parameters
-    ----------
-    strategy : POFMKL or POFRLS
-        With the options of the model.
-    grid : Grid
-        Flower's grid, of any engine.
-    arrays : mapping
-        Arrays of the model, see :meth:`model`.
-    meta : mapping
-        What else belongs to the model.
-    timeout : float (default: 3600)
-        Seconds to wait for the replies.
+    A client uses the state it kept from that run and writes the predictions; only their number is
+    sent. The strategy has the options of the model; ``arrays`` and ``meta`` are what :meth:`model`
+    returned.
 
     Raises
     ------
     CheckpointError
-        The model is not one of this method or of these options.
+        The model has another method or other options.
     TableError
-        The clients have other columns than the model, or no rows to predict.
+        The clients have other columns, or no rows to predict.
     ProtocolError
         A client cannot predict its rows; the others have.
     CohortError
-        Not all clients are there, or some did not answer.
+        Clients are missing or did not answer.
     """
     own = strategy.options()
     check_model(strategy.method, arrays, meta, {}, strategy.model_facts)
@@ -871,7 +824,7 @@ def _predict(strategy: Any, meta: Mapping[str, Any], parties: Sequence[DescribeR
         all_failed = len(answers.failures)
         first = f"{all_failed} clients did not predict, first " if all_failed > 1 else ""
         if failure.told:
-            raise ProtocolError(f"{first}{failure.told}", code="")  # that of the node
+            raise ProtocolError(f"{first}{failure.told}", code="")  # the code is that of the node
         raise CohortError(
             f"{first}partition {partition} did not predict: {failure}",
             remedy="mend it and predict again",
@@ -888,12 +841,6 @@ def _predict(strategy: Any, meta: Mapping[str, Any], parties: Sequence[DescribeR
 
 
 def options_of(kind: type[OnlineStrategy], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with which a model was made that was saved.
-
-    Raises
-    ------
-    CheckpointError
-        It is not a model of this method.
-    """
+    """Return the options of a saved model; CheckpointError for another method's model."""
     check_model(kind.method, {}, meta, {}, (*kind.of_models, *kind.model_facts))
     return {name: meta[name] for name in kind.of_models if name != "centre"}

@@ -31,21 +31,21 @@ from fedkern_flwr.privacy import Budget
 from . import online
 from .online import Floats, OnlineStrategy
 
-# -- options of methods with a dictionary of Gaussian kernels, beside those of ``OnlineStrategy``
+# -- options of methods with a dictionary of Gaussian kernels, besides those of ``OnlineStrategy``
 
 
 class KernelOptions:
-    """Options of a dictionary of Gaussian kernels, and what requests say of it.
+    """Options of a dictionary of Gaussian kernels.
 
     Attributes
     ----------
     bandwidths : ndarray, shape (N,)
     centre : float
-        What the model predicts before it has learned anything: 0 with the paper's step size, else
-        1/2, the middle of the labels' range.
+        Prediction of the untrained model: 0 with the paper's step size, else 1/2, the middle of the
+        labels' range.
     """
 
-    step_size: StepSize  # and what else a run has
+    step_size: StepSize  # and other attributes of a run
     num_rounds: int
     run_seed: int
 
@@ -74,11 +74,9 @@ class KernelOptions:
         self.bandwidths = bandwidth_dictionary(self.kernels)
 
     def derived(self) -> dict[str, Any]:
-        """Return what follows from options and determines the model."""
         return {"bandwidths": self.bandwidths.tolist(), "centre": self.centre}
 
     def dictionary_fields(self) -> dict[str, Any]:
-        """Return the fields of a ``DictionaryRequest``."""
         return {
             "bandwidths": self.bandwidths.astype("<f8").tobytes(),
             "features": self.features,
@@ -90,7 +88,7 @@ class KernelOptions:
         }
 
     def weight_fields(self) -> dict[str, Any]:
-        """Return the rule of the weights over kernels and its learning rate eta_k."""
+        """Return the rule of the kernel weights and its learning rate eta_k."""
         return {
             "weight_rule": "exponential" if self.step_size == "paper" else "adahedge",
             "learning_rate": float(1.0 / np.sqrt(self.num_rounds)),
@@ -101,7 +99,7 @@ LossAggregation = Literal["mean", "sum"]
 
 
 class KernelLearning(KernelOptions):
-    """Options and state of the methods whose clients learn the parameters of kernels together.
+    """Options and state of methods with jointly learned parameters of kernels.
 
     Parameters
     ----------
@@ -113,10 +111,10 @@ class KernelLearning(KernelOptions):
 
     left_whole = True
     reply_class: ClassVar[type[wire.StreamReport]] = wire.SharedReply
-    #: Who weighs the kernels: each client for itself, or the server, all alike or by the losses of
-    #: all clients.
+    #: Origin of the kernel weights: each client has its own; or the server has equal ones, or ones
+    #: from the losses of all clients.
     weighs: ClassVar[Literal["clients", "alike", "losses"]] = "clients"
-    loss_aggregation: LossAggregation  # an option where losses are summed
+    loss_aggregation: LossAggregation  # an option of methods that sum losses
     method: ClassVar[str]
     budget: Budget | None
     theta_: Floats
@@ -149,23 +147,20 @@ class KernelLearning(KernelOptions):
                 code="FK-OPTION-RANGE",
             )
         self.kernels = self.bandwidths.size
-        self._released_frequencies = 0  # of a round of the run at hand, 0 for all
+        self._released_frequencies = 0  # of a round of this run, 0 for all
 
     # -- the model
 
     def model_arrays(self) -> Arrays:
-        """Return theta with all that is needed to build the features."""
         return {"theta": self.theta_, "bandwidths": self.bandwidths}
 
     def server_model(self) -> FittedModel | None:
-        """Return the model with the server's weights over the kernels, if it has some."""
         weights = self.evaluation_weights()
         if not weights.size:
             return None
         return FittedModel.of_server(self.method, "dictionary", *self.whole(weights[None]), ())
 
     def whole(self, weights: Floats) -> tuple[Arrays, dict[str, Any]]:
-        """Return all that predictions need, with weights over the kernels, shape (clients, N)."""
         names = ("features", "precision", "frequency_draw", "centre")
         own = {name: getattr(self, name) for name in names}
         return {**self.model_arrays(), "weights": weights}, {
@@ -175,13 +170,12 @@ class KernelLearning(KernelOptions):
         }
 
     def first_parameters(self, dimension: int) -> Floats:
-        """Return theta = 0; before the first message all kernels weigh the same."""
         if self.weighs == "losses":
             self._more = {"losses": np.zeros(self.kernels), "gap": np.zeros(1)}
         return np.zeros((self.kernels, 2 * self.features))
 
     def evaluation_weights(self) -> Floats:
-        """Return the server's weights over the kernels, (N,); empty where clients have theirs."""
+        """Return the server's kernel weights, (N,); empty if clients have their own."""
         if self.weighs == "clients":
             return np.zeros(0)
         if self.weighs == "alike":
@@ -190,7 +184,6 @@ class KernelLearning(KernelOptions):
         return current_weights(rule, self._more["losses"], float(self._more["gap"][0]), rate)
 
     def weigh(self, losses: Floats, answers: int) -> None:
-        """Enter the losses of all kernels, summed over the clients, into the weights."""
         losses = losses / answers if self.loss_aggregation == "mean" else losses
         rule, rate = self.weight_fields().values()
         before, gap = self._more["losses"], float(self._more["gap"][0])
@@ -198,12 +191,10 @@ class KernelLearning(KernelOptions):
         self._more = {"losses": after, "gap": np.array([gap])}
 
     def sent(self) -> list[NDArray[Any]]:
-        """Return theta in the precision in which clients get it, and the weights if they do."""
         weights = [self.evaluation_weights()] if self.reply_class is wire.SharedReply else []
         return [self.theta_.astype(self.precision), *weights]
 
     def request(self, stream: dict[str, Any]) -> wire.StreamRequest:
-        """Ask for the gradients of all kernels, predicted with the server's weights."""
         return wire.SharedRequest(
             **stream,
             **self.kernel_fields(),
@@ -214,7 +205,7 @@ class KernelLearning(KernelOptions):
     # -- what is summed in a round
 
     def least_numbers(self, request: wire.KernelRequest) -> int:
-        """Return the numbers of one frequency of each kernel, if they are chosen; else of all."""
+        """Return the numbers of one frequency per kernel if they are chosen, else of all."""
         kernels, few = len(request.kernels_summed()), self.frequencies_per_round
         most = kernels * self.features
         if isinstance(few, str):
@@ -222,7 +213,6 @@ class KernelLearning(KernelOptions):
         return 2 * min(few, most) + request.losses()
 
     def fit_release(self, unknowns: float, request: wire.KernelRequest) -> None:
-        """Choose how many frequencies' gradients are summed."""
         given = self.frequencies_per_round
         most = len(request.kernels_summed()) * self.features
         wanted = most if isinstance(given, str) or request.chosen_alone else given
@@ -234,14 +224,12 @@ class KernelLearning(KernelOptions):
         return self.frequencies_per_round == "auto" and not request.chosen_alone
 
     def kernel_fields(self) -> dict[str, Any]:
-        """Return the fields of a ``KernelRequest``."""
         theta, own = self.theta_.astype(self.precision), self.dictionary_fields()
         if self.budget is not None:
             own["clip"] = self.privacy_clip
         return {**own, "released": self._released_frequencies, "theta": theta}
 
     def evaluation(self, **stream: Any) -> wire.EvaluateRequest:
-        """Ask for the error of the predictions of held-out rows."""
         return wire.EvaluateRequest(
             **stream,
             weights=self.evaluation_weights(),
@@ -250,7 +238,7 @@ class KernelLearning(KernelOptions):
         )
 
     def gradients(self, total: Floats, answers: int) -> Floats:
-        """Return gradients and losses of what clients sum with a budget: see :mod:`.private`."""
+        """Return gradients and losses from sums with a budget, see :mod:`.private`."""
         request, losses = self.request_, self.request_.losses()
         samples = answers * request.samples
         penalty = self.regularization * samples * self.theta_[request.kernels_summed()]
@@ -267,16 +255,16 @@ class KernelLearning(KernelOptions):
 # -- POF-MKL
 
 DEFAULT_KERNELS_PER_ROUND = 25
-_FEW = 4  # clients whose sum hides them: sums of up to three samples have long been inverted
+_FEW = 4  # clients that hide each other in a sum: sums of up to three samples can be inverted
 _NEGLIGIBLE = 1e-9
 
 
 class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
     """Personalised online multi-kernel learning with few kernels per message.
 
-    The server holds parameters theta_i for each of N kernels; every client keeps its own weights
-    over the kernels. In a round a client predicts its next sample with all kernels, and sends the
-    gradients of M of them, drawn by their weights.
+    The server holds parameters theta_i for each of N kernels; every client keeps its own kernel
+    weights. In a round a client predicts its next sample with all kernels, and sends the gradients
+    of M of them, drawn by their weights.
 
     Attributes
     ----------
@@ -363,7 +351,6 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
         self.kernels_per_round = self._many()
 
     def _many(self) -> int:
-        """Return M of the run at hand."""
         if self._given is not None:
             return self._given
         shared = self.is_secure or self.budget is not None
@@ -374,10 +361,10 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
 
     @property
     def lonely_kernels(self) -> float:
-        """Chance that some kernel of a round is chosen by fewer than four clients.
+        """Chance that fewer than four clients choose some kernel of a round.
 
-        A secure sum over the clients is, for each kernel, a sum over those who chose it, and from
-        sums of up to three clients the server can compute their samples.
+        For each kernel a secure sum covers the clients that chose it; from sums of up to three
+        clients the server can compute their samples.
         """
         everybody = self.subset == "shared" or self._many() == self.kernels
         if self.sums is None or everybody:
@@ -391,7 +378,7 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
         return min(1.0, self.kernels * few)
 
     def set_up(self, dimension: int) -> None:
-        """Start from theta = 0; warn of what a private subset shows in spite of secure sums."""
+        """Start from theta = 0; warn if a private subset reveals samples."""
         super().set_up(dimension)
         self.kernels_per_round = self._many()
         if self.lonely_kernels > _NEGLIGIBLE:
@@ -404,11 +391,9 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
             )
 
     def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
         return {**super().options(), "kernels_per_round": self._many()}
 
     def privacy(self) -> dict[str, Any]:
-        """Return what the server sees."""
         seen = super().privacy()
         if self._model is None and self.is_secure and self.lonely_kernels > _NEGLIGIBLE:
             chance = f"{self.lonely_kernels:.1g} a round"
@@ -417,7 +402,6 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
         return seen
 
     def request(self, stream: dict[str, Any]) -> wire.PersonalRequest:
-        """Ask for the gradients of M kernels."""
         return wire.PersonalRequest(
             **stream,
             **self.kernel_fields(),
@@ -429,7 +413,7 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
         )
 
     def final_metrics(self) -> dict[str, Any]:
-        """Return the metrics; in paper mode also the largest share of Theorem 1's bound reached."""
+        """Return the metrics; in paper mode also the largest share of Theorem 1's bound."""
         metrics, rate = super().final_metrics(), self.weight_fields()["learning_rate"]
         if self.step_size == "paper" and self._reports:
             metrics["regret_to_bound"] = max(
@@ -439,7 +423,7 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
         return metrics
 
     def check_answer(self, partition: int, answer: Any) -> None:
-        """Refuse kernels that do not exist, come twice or are too many."""
+        """Refuse unknown, repeated or too many kernels."""
         super().check_answer(partition, answer)
         if not isinstance(answer, wire.PersonalReply) or self.request_.released:
             return
@@ -460,27 +444,24 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
         if self.subset == "shared" and not np.array_equal(kernels, expected):
             raise ProtocolError("its kernels are not those of the round", code="FK-MESSAGE-FIELD")
 
-    # -- predictions with a model that was saved
+    # -- predictions with a saved model
 
     predict_at_nodes = online.predict_at_nodes
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
-        """Return a strategy with the options of a model that was saved."""
+        """Return a strategy with the options of a saved model."""
         return cls(**online.options_of(cls, meta), **more)
 
     def model_shapes(
         self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
     ) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of theta and the bandwidths."""
         return {"theta": (self.kernels, 2 * self.features), "bandwidths": (self.kernels,)}
 
     def load_model_arrays(
         self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
     ) -> None:
-        """Set theta."""
         self.theta_ = np.asarray(arrays["theta"], np.float64)
 
     def prediction(self, model: str) -> wire.PredictRequest:
-        """Ask for predictions with theta and the weights that nodes kept."""
         return wire.PredictRequest(model=model, **self.weight_fields(), **self.kernel_fields())

@@ -20,7 +20,7 @@ from fedkern_flwr.online.private import steadied
 from . import online
 from .online import Floats, OnlineStrategy
 
-_UNKNOWN = 2.0  # width where no sums tell the distance of rows: those of the unit ball
+_UNKNOWN = 2.0  # default width if no sums give the distance of rows: for the unit ball
 
 
 class POFRLS(OnlineStrategy, PrivateMethod):
@@ -28,8 +28,8 @@ class POFRLS(OnlineStrategy, PrivateMethod):
 
     The clients sum products of their features, from which the server has the ridge regression of
     all rows so far, on raw columns and on random Fourier features of a few kernels. Between two
-    messages a client goes on learning: these regressions from its own new rows, and others of its
-    rows alone. It predicts with a mixture of them all, whose weights never leave it.
+    messages a client updates these regressions with its own new rows, and trains others on its rows
+    alone. It predicts with a mixture of all, whose weights never leave it.
 
     Parameters
     ----------
@@ -45,8 +45,8 @@ class POFRLS(OnlineStrategy, PrivateMethod):
 
     Notes
     -----
-    A message takes as many samples as all before it, until there are ``samples_per_round``: the
-    first is as short as :mod:`~fedkern_flwr.online.ridge_plan` allows.
+    A message takes as many samples as all before it, up to ``samples_per_round``; the first is as
+    short as :mod:`~fedkern_flwr.online.ridge_plan` allows.
     """
 
     method = "pof-rls"
@@ -119,28 +119,20 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         self.width_ = 0.0
         self._raw, self._kernels = np.zeros((0, 0)), np.zeros((0, 0, 0))
         self._begun = False
-        self._variances = np.zeros(0)  # of the noise on the totals that forget nothing, and others
-        self._solutions: list[tuple[int, Floats]] = []  # of raw columns, of features
+        self._variances = np.zeros(0)  # of the noise on totals without and with forgetting
+        self._solutions: list[tuple[int, Floats]] = []  # for raw columns, for features
 
     def derived(self) -> dict[str, Any]:
-        """Return what follows from options and determines the model."""
         return {"centre": CENTRE}
 
     # -- the plan of a run
 
     def plan_release(self, dimension: int) -> None:
-        """Plan the messages.
-
-        Raises
-        ------
-        RefusedError
-            More numbers than unknowns, and a node would refuse.
-        """
         each = hidden = math.inf
         if self.sums is not None:
             each, hidden = self.unknowns_of_samples(dimension), self.hidden_rows()
         given, columns, several = self.samples_per_round, dimension + 1, 1 + (self.forgetting < 1.0)
-        private = self.budget is not None  # then noise says what is released, and each has its own
+        private = self.budget is not None  # noise limits the release, and each message has its own
         if private:
             each, hidden = math.inf, math.inf
             given = ridge_plan.MOST_SAMPLES if given == "auto" else given
@@ -201,28 +193,24 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         self.note_release(dimension, *max(found, key=lambda one: one[0] / max(1.0, one[1])))
 
     def exchanges(self) -> int:
-        """Return the number of messages."""
         return len(self.plan_.stops)
 
     def stop(self, number: int) -> int:
-        """Return how many samples a client has taken after so many messages."""
         return self.plan_.stops[number - 1] if number else 0
 
     # -- messages
 
     def request(self, stream: dict[str, Any]) -> wire.RidgeRequest:
-        """Ask for the sums of a message."""
         message = stream["round"] - 1
         sums = self.plan_.sums[message] and self.width_ > 0.0
         fields = {**self._fields(), "sums": sums, "window": self.plan_.starts[message]}
         return wire.RidgeRequest(**stream, **fields)
 
     def evaluation(self, **stream: Any) -> wire.RidgeEvaluateRequest:
-        """Ask for the error of the predictions of held-out rows."""
         return wire.RidgeEvaluateRequest(**stream, window=0, **self._fields(0))
 
     def _fields(self, most: float | None = None) -> dict[str, Any]:
-        """Return what tells the global learners, with as many inverses as ``most`` numbers hold."""
+        """Return the global learners, with as many inverses as ``most`` numbers hold."""
         left, inverses = self.down or math.inf if most is None else most, 0
         left -= sum(one[..., 0].size * features for features, one in self._solutions)
         for features, one in self._solutions:
@@ -254,7 +242,6 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         return ridge.widths(self.kernels, self.width_) if self.width_ else b""
 
     def _solve(self) -> None:
-        """Set number of features, inverses and coefficients of the global learners."""
         wanted = list[tuple[int, Floats]]()
         if self.plan_.raw:
             wanted.append((self._dimension + 1, self._raw))
@@ -274,7 +261,7 @@ class POFRLS(OnlineStrategy, PrivateMethod):
     # -- a budget of privacy
 
     def gradients(self, total: Floats, answers: int) -> Floats:
-        """Return the sums as they are without a budget; note how much noise the totals have."""
+        """Return the sums in their units without a budget; note the noise of the totals."""
         noise, samples = self.noise(), self.request_.samples
         assert noise is not None
         kept = np.array([1.0, self.forgetting ** (2 * samples)])[: len(self._variances)]
@@ -284,7 +271,7 @@ class POFRLS(OnlineStrategy, PrivateMethod):
     # -- state
 
     def step(self, total: Floats, answers: int) -> None:
-        """Add the sums of a message to those before, of which something may be forgotten."""
+        """Add a message's sums to the discounted earlier ones."""
         first, stop = self.request_.rows()
         samples, rows = self.request_.samples, stop - first
         kept = [np.array([1.0, self.forgetting**n]) for n in (samples, rows)]
@@ -301,14 +288,14 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         self._solve()
 
     def sent(self) -> list[NDArray[Any]]:
-        """Return all sums, which is what a run can start from; clients get what follows from it."""
+        """Return all sums, from which a run can start; clients get the derived model."""
         return list(self.server_state().values())
 
     def model_arrays(self) -> Arrays:
-        """Return the coefficients of the global learners, with what builds the features.
+        """Return the coefficients of the global learners, with the bandwidths of the features.
 
-        There is ``raw`` where raw columns were summed, and ``kernels`` where features were: not if
-        the only messages with them were lost.
+        ``raw`` is there if raw columns were summed, ``kernels`` if features were (not if the only
+        messages with them were lost).
         """
         arrays = {
             "kernels" if one.ndim == 3 else "raw": one[..., -features:].reshape(-1, features)
@@ -318,17 +305,14 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         return {name: one for name, one in arrays.items() if one.size}
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the model with how many kernels, and features of each, were summed."""
         arrays, meta = super().learned()
         return arrays, {**meta, "summed": self.plan_.features, "shared": self.plan_.kernels}
 
     def server_state(self) -> Arrays:
-        """Return what follows from the first sums, and all sums."""
         facts = np.array([self.width_, float(self._begun), *self._variances])
         return {"sums": np.concatenate([facts, self._raw.ravel(), self._kernels.ravel()])}
 
     def load_server_state(self, arrays: Arrays) -> None:
-        """Set what :meth:`server_state` returned."""
         (width, begun, *noise), rest = np.split(arrays["sums"], [2 + len(self._variances)])
         self._variances = np.array(noise)
         raw, kernels = np.split(rest, [self._raw.size])
@@ -337,19 +321,18 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         self._kernels = kernels.reshape(self._kernels.shape).copy()
         self._solve()
 
-    # -- predictions with a model that was saved
+    # -- predictions with a saved model
 
     predict_at_nodes = online.predict_at_nodes
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
-        """Return a strategy with the options of a model that was saved."""
+        """Return a strategy with the options of a saved model."""
         return cls(**online.options_of(cls, meta), **more)
 
     def model_shapes(
         self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
     ) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the coefficients and the bandwidths, of what there is."""
         several = 1 + (self.forgetting < 1.0)
         shapes = {
             "raw": (several, int(meta["dimension"]) + 1),
@@ -361,7 +344,6 @@ class POFRLS(OnlineStrategy, PrivateMethod):
     def load_model_arrays(
         self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
     ) -> None:
-        """Set the coefficients of the global learners."""
         raw, summed, shared = arrays.get("raw"), int(meta["summed"]), int(meta["shared"])
         self.plan_ = ridge_plan.Plan(raw=int(raw is not None), features=summed, kernels=shared)
         self.width_ = float(arrays["bandwidths"][0]) if "bandwidths" in arrays else 0.0
@@ -372,5 +354,4 @@ class POFRLS(OnlineStrategy, PrivateMethod):
             self._solutions.append((2 * summed, kernels))
 
     def prediction(self, model: str) -> wire.RidgePredictRequest:
-        """Ask for predictions with the coefficients and what nodes kept."""
         return wire.RidgePredictRequest(model=model, window=0, **self._fields(0))

@@ -1,9 +1,8 @@
-"""Secure Gram: an exact Gram matrix of columns whose rows different nodes hold, and its kernels.
+"""Secure Gram: an exact Gram matrix of rows that different nodes hold, and its kernels.
 
-Item counts are released first, then the matrix, by rules that hide rows. Which nodes may be left in
-a sum is the method's own rule, see :meth:`SecureGram.too_few`: the diagonal of the matrix counts
-the items once more, so the nodes that dropped out between counts and matrix must be none or many,
-however many are left.
+Item counts are released before the matrix, under rules that hide rows. The diagonal of the matrix
+counts the items again, so the nodes that drop out in between must be none or many, see
+:meth:`SecureGram.too_few`.
 """
 
 from __future__ import annotations
@@ -39,10 +38,11 @@ from fedkern_flwr.secure_sum.membership import Cohort
 from fedkern_flwr.wire import DescribeReply, PhaseMessage
 
 MIN_SUPPORT = 5
-#: The same in deployments: row i of K is a sum over the users who have item i.
+#: The same in deployments: row i of K is a sum over the users with item i.
 DEPLOYED_SUPPORT = 20
-#: Below so many rows per item a matrix of counts has been taken apart: all 943 users of MovieLens
-#: 100k at 0.7, a third of 12 at 1.25, none of 300 and more at 1.2. No ratio is proven to be safe.
+#: Below so many rows per item a matrix of counts can be inverted. Recovered: all 943 users of
+#: MovieLens 100k at 0.7, a third of 12 users at 1.25, none of 300 and more at 1.2. No ratio is
+#: proven to be safe.
 SAFER_ROWS_PER_ITEM = 2
 _FRACTION_BITS = 20
 
@@ -51,42 +51,42 @@ class SecureGram(Method):
     """Secure Gram: the exact Gram matrix K = sum_u x_u^T x_u of rows that nodes keep to themselves.
 
     A row is a user (a feature), a column an item (an instance). The server gets the sum and derives
-    any kernel that is a function of dot products; the matrix is an input of scikit-learn's
+    any kernel that is a function of dot products, such as for scikit-learn's
     ``kernel="precomputed"``. With ``num_rounds`` K grows: each round sums half of the nodes that
-    are not in K yet, and the last one all of them, so that K is exact in the end. A round whose
-    nodes do not all answer is summed after the others; with drop_outs it goes on without them.
+    are not in K yet, the last one all of them. A round whose nodes do not all answer is summed
+    after the others; with drop_outs it goes on without them.
 
     Parameters
     ----------
     cohorts : int (default: 1)
-        Disjoint sets of nodes whose sums are released one by one and added up.
+        Disjoint sets of nodes; their sums are released one by one and added up.
     coefficients : sequence of float, optional
         Of series: a_0, a_1, ..., none negative.
 
     Attributes
     ----------
     gram_ : ndarray of int64, shape (kept, kept)
-        K of the items kept, in units of 4^-fraction_bits; during a run, of the rows summed so far.
+        K of the items kept, in units of 4^-fraction_bits; during a run, of the rows so far.
     items_ : ndarray of int, shape (kept,)
         These items, ascending.
     counts_ : ndarray of int64, shape (items,)
-        Rows that have each item; zeros where nothing is suppressed.
+        Rows with each item; zeros if nothing is suppressed.
     survivors_ : list of int
-        Partitions whose rows are in K.
+        Partitions with rows in K.
     rows_ : int
         Number of these rows.
     error_bound_ : float
-        Bound on the error of K that rounding makes, 0 for counts.
+        Bound on the rounding error of K, 0 for counts.
 
     Notes
     -----
-    Exchanges: describe, counts (unless nothing is suppressed), matrix, a last one in which nodes
-    erase their secrets; with drop_outs two more, in which counts and matrix are opened. Bytes
-    from a node: kept (kept + 1) / 2 numbers of the smallest ring of 2, 4 or 8 bytes that cannot
-    overflow. Memory of the server: that, once for each cohort, and K twice.
+    Exchanges: describe, counts (unless nothing is suppressed), matrix, and one in which nodes erase
+    their secrets; with drop_outs two more to open counts and matrix. A node sends kept (kept + 1) /
+    2 numbers of the smallest ring of 2, 4 or 8 bytes that cannot overflow. The server holds these
+    once per cohort, and K twice.
 
-    The server learns K, hence how often items occur together. See ``docs/secure-gram.md`` for what
-    can be computed from it.
+    The server learns K, hence how often items occur together; ``docs/secure-gram.md`` says what can
+    be computed from it.
 
     References
     ----------
@@ -101,9 +101,9 @@ class SecureGram(Method):
     counts_replies = True
     labels_of_row: ClassVar[int] = 0
     fixed: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "max_missed", "min_clients"})
-    #: Options that a model must be used with.
+    #: Options that must be those of a model.
     of_kernel: ClassVar[tuple[str, ...]] = ("kernel", "encoding", "bound", "fraction_bits")
-    #: What else a model must say of itself.
+    #: Further facts that a model must contain.
     of_models: ClassVar[frozenset[str]] = frozenset(
         {"seed", "largest", "rows", "survivors", "catalogue"}
     )
@@ -178,7 +178,7 @@ class SecureGram(Method):
                 raise not_for(name, f"kernel {self.kernel}")
         self.fill_in(degree=2, coef0=1.0)
         binary = self.encoding == "counts" and self.bound == 1
-        if self._kernel(1).needs_binary and not binary:  # makes it: refuses what cannot be
+        if self._kernel(1).needs_binary and not binary:  # also checks the kernel's options
             raise OptionError(
                 f"kernel {self.kernel} is for zeros and ones",
                 remedy="use encoding counts with bound 1",
@@ -194,12 +194,11 @@ class SecureGram(Method):
         self.rows_, self.catalogue_, self.error_bound_ = 0, 0, 0.0
         self._members: list[list[int]] = []
         self._counted: list[list[int]] = []
-        self._least_rows = 0.0  # in a matrix
+        self._least_rows = 0.0  # for a matrix
 
-    # -- what a method tells about itself
+    # -- what a method reports
 
     def _kernel(self, rows: int) -> DotKernel:
-        """Return the kernel for a Gram matrix of so many rows."""
         gamma = 1.0 / max(1, rows) if self.gamma is None else self.gamma
         return DotKernel(
             self.kernel,
@@ -211,7 +210,6 @@ class SecureGram(Method):
 
     @property
     def dot_kernel_(self) -> DotKernel:
-        """The kernel, with the width of the last run."""
         return self._kernel(self.rows_)
 
     @property
@@ -226,18 +224,15 @@ class SecureGram(Method):
 
     @property
     def self_masks(self) -> bool:
-        """Whether sums go on without nodes that drop out."""
         if self.drop_outs is None:
             return self.threshold is not None or (self.simulated and self.num_rounds == 1)
         return self.drop_outs
 
     @property
     def counts_items(self) -> bool:
-        """Whether item counts are summed first."""
         return self.min_support > 1 or self.rows_per_item > 0
 
     def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
         return {
             **super().options(),
             "coefficients": list(self.coefficients),
@@ -246,7 +241,6 @@ class SecureGram(Method):
         }
 
     def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the Gram matrix, packed, its items, and what belongs to them."""
         arrays = {"gram": pack(self.gram_), "items": self.items_}
         meta = {
             **self.options(),
@@ -258,7 +252,6 @@ class SecureGram(Method):
         return arrays, meta
 
     def privacy(self) -> dict[str, Any]:
-        """Return what is seen by whom."""
         seen = [
             f"products of pairs of {len(self.items_)} items, summed over {self.rows_} rows: exact",
             "numbers of rows and items per node, digest of the names of the items",
@@ -268,7 +261,7 @@ class SecureGram(Method):
             seen.append(f"in how many rows each of {self.catalogue_} items is")
         summed = [set(who) & set(self.survivors_) for who in self._counted[: len(self._members)]]
         rows = min([self.rows_, *(self._rows_of(who) for who in summed if who)])
-        if rows < SAFER_ROWS_PER_ITEM * len(self.items_):  # in the smallest sum that is seen
+        if rows < SAFER_ROWS_PER_ITEM * len(self.items_):  # in the smallest released sum
             what = "the rows" if self.encoding == "counts" else "the instances up to a rotation"
             seen.append(f"hence {what}, by computation: there are too few rows for so many items")
         if self.encoding == "counts":
@@ -288,23 +281,22 @@ class SecureGram(Method):
     # -- the run
 
     def begin(self, config: ConfigRecord | None = None) -> None:
-        """Forget the last run; take the seed of the next."""
         super().begin(config)
         at_least("seed", self.run_seed, 0)
 
     def takes_sums(self, grid: Grid) -> bool:
-        """Settle the support of items, which is larger in deployments; take secure sums."""
+        """Take secure sums; set the support of items, which is larger in deployments."""
         if self._by_place:
             self.min_support = MIN_SUPPORT if is_simulated(grid) else DEPLOYED_SUPPORT
         return super().takes_sums(grid)
 
     def cohorts(self) -> list[list[int]] | None:
-        """Draw who sums with whom.
+        """Draw the nodes that sum.
 
         Raises
         ------
         OptionError
-            Both cohorts and rounds are asked for, or there are too few nodes.
+            Both cohorts and rounds are given, or there are too few nodes.
         """
         parties = list(self.parties_.values())
         partitions = [party.partition for party in parties]
@@ -328,15 +320,15 @@ class SecureGram(Method):
         return [*self._members, *self.more_cohorts()]
 
     def more_cohorts(self) -> list[list[int]]:
-        """Return sets of nodes among which a method sums something else."""
+        """Return further sets of nodes that sum something else."""
         return []
 
     def thresholds(self, cohorts: int) -> list[int | None]:
-        """Return the thresholds of the sums: the option is that of matrices."""
+        """Return the thresholds of the sums; the option is for matrices."""
         return [self.threshold if k < len(self._members) else None for k in range(cohorts)]
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Sum the counts, then the Gram matrix, and use it; or go on from a checkpoint."""
+        """Sum the counts, then the Gram matrix, and use it; or resume from a checkpoint."""
         known = self.saved_meta_ or {"stage": ""}
         if known["stage"] and known["tables"] != self._tables:
             raise CheckpointError(
@@ -367,18 +359,15 @@ class SecureGram(Method):
         return {**metrics, **(yield from self.use())}
 
     def use(self) -> Steps:
-        """Do with K what a method does with it, return metrics; here nothing."""
         yield from ()
         return {}
 
     def save(self, stage: str, **more: Any) -> Steps:
-        """Keep what a run is resumed from."""
         step = self.state(stage, **more)
         if step is not None:
             yield step
 
     def state(self, stage: str, **more: Any) -> Save | None:
-        """Return what a run is resumed from: the items that are kept, or the model so far."""
         if self.checkpoint is None or (stage == "counts" and not self.counts_items):
             return None
         arrays, meta = ({"items": self.items_}, {}) if stage == "counts" else self.learned()
@@ -387,7 +376,6 @@ class SecureGram(Method):
 
     @property
     def _tables(self) -> list[list[Any]]:
-        """Sizes of the nodes' tables."""
         return [[p.partition, p.rows, p.features, p.columns] for p in self.parties_.values()]
 
     def _load(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
@@ -405,14 +393,10 @@ class SecureGram(Method):
         *,
         unfit: Callable[[int, Sequence[int]], str] = lambda cohort, who: "",
     ) -> Steps:
-        """Sum vectors over cohorts at once; what too few have answered is repeated.
+        """Sum vectors over cohorts at once; repeat those with too few answers.
 
-        ``requests`` are cohort -> what all of its members are asked.
-
-        Returns
-        -------
-        dict
-            Cohort -> (partitions in the sum, total).
+        ``requests`` are cohort -> the request to all of its members. Return cohort -> (partitions
+        in the sum, total).
         """
         asked: dict[int, PhaseMessage] = {}
         sums = []
@@ -425,7 +409,7 @@ class SecureGram(Method):
         return {int(c): (found.contributors[c], total) for c, total in found.totals.items()}
 
     def facts(self, cohort: int) -> GramFacts:
-        """Return what is public of a cohort: its nodes compare it with what they have signed."""
+        """Return a cohort's public facts, which its nodes compare with the signed ones."""
         members = self._cohort(cohort).members
         rows = (p.rows for p in self.parties_.values() if p.partition in members)
         return GramFacts(len(members), max(rows), self.catalogue_)
@@ -435,13 +419,12 @@ class SecureGram(Method):
         return self.sums.membership.cohorts[number]
 
     def sum_counts(self) -> Steps:
-        """Find the items that enough rows have."""
         self.items_ = np.arange(self.catalogue_, dtype=np.int32)
         self.counts_ = np.zeros(self.catalogue_, np.int64)
         for cohort in range(len(self._members)):
             self._matrix_request(cohort).sum_specs(
                 self.facts(cohort)
-            )  # has room, or nothing is summed
+            )  # checks that a ring is large enough, before anything is summed
         if not self.counts_items:
             return
         cohorts = range(len(self._members))
@@ -464,12 +447,7 @@ class SecureGram(Method):
             )
 
     def check_recovery(self) -> None:
-        """Warn of matrices from which rows can be computed; refuse them in a deployment.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Warn of matrices from which rows can be computed; in a deployment raise OptionError."""
         allowed = self.simulated if self.allow_recovery is None else self.allow_recovery
         least = max(self.rows_per_item, 0 if allowed else SAFER_ROWS_PER_ITEM)
         self._least_rows = least * len(self.items_)
@@ -491,18 +469,17 @@ class SecureGram(Method):
                 remedy=f"{remedy}; or accept it with allow_recovery",
                 code="FK-GRAM-RECOVERY",
             )
-        logger.warning("%s; %s", few, remedy)  # without numbers, so that it is shown once
+        logger.warning("%s; %s", few, remedy)  # without numbers, so that the warning appears once
 
     def sum_matrices(self) -> Steps:
-        """Sum K over the cohorts at once, or round by round, from where a resumed run broke off.
+        """Sum K over the cohorts at once, or round by round, also in a resumed run.
 
-        A cohort that does not answer in its round is summed after the others: nothing of it has
-        been opened.
+        A cohort that does not answer in its round is summed later: nothing of it has been opened.
 
         Raises
         ------
         CohortError
-            None of the cohorts that are left answers.
+            None of the remaining cohorts answers.
         """
         size = packed_size(len(self.items_))
         few = np.zeros(len(self.items_), bool)
@@ -525,7 +502,7 @@ class SecureGram(Method):
                 if late > len(left):
                     raise
                 logger.warning("a round is put off: %s", error)
-                # who is away for a round is not left out of the next
+                # a party that misses a round may take part in the next
                 self.nodes.forgive()
                 left.append(chosen)
                 continue
@@ -533,7 +510,7 @@ class SecureGram(Method):
             for cohort, (who, total) in sums.items():
                 present |= set(who) & set(self._counted[cohort])
                 fresh, supports = np.split(total, [size])
-                if self.min_support > 1:  # nodes that dropped out may leave an item with too few
+                if self.min_support > 1:  # after dropouts an item may have too few rows
                     supports = supports if supports.size else packed_diagonal(fresh, len(few))
                     few |= (supports > 0) & (supports < self.min_support)
                 packed = fresh if packed is None else np.add(packed, fresh, out=packed)
@@ -558,12 +535,12 @@ class SecureGram(Method):
         return wire.MatrixRequest(
             **self._public(cohort),
             counted=self._cohort(cohort).pack(self._counted[cohort]),
-            supports=self.min_support > 1 and self.bound != 1,  # of zeros and ones: the diagonal
+            supports=self.min_support > 1 and self.bound != 1,  # for 0 and 1: the diagonal
             items=self.items_,
         )
 
     def too_few(self, cohort: int, who: Sequence[int]) -> str:
-        """Say what is wrong with the nodes in a sum of matrices; empty if nothing is."""
+        """Return what is wrong with the nodes in a sum of matrices; empty if nothing is."""
         counted = self._counted[cohort]
         summed = set(counted) & set(who)
         least = max(self._cohort(cohort).threshold, self.min_cohort)
@@ -608,7 +585,6 @@ class SecureGram(Method):
         return sum(p.rows for p in self.parties_.values() if p.partition in chosen)
 
     def _public(self, cohort: int) -> dict[str, Any]:
-        """Return the fields of every request for a sum of a cohort."""
         facts = self.facts(cohort)
         return {
             "encoding": self.encoding,
@@ -624,17 +600,8 @@ class SecureGram(Method):
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the products of new items with those of a model, to predict the new ones.
 
-        The nodes hold the new items as ``x_new``. All nodes whose rows are in the model must take
-        part.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        model : (dict, dict)
-            What :meth:`model` returned, saved or not.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies of one exchange.
+        The nodes hold the new items as ``x_new``; all nodes in the model must take part. ``model``
+        is what :meth:`model` returned; ``timeout`` is in seconds per exchange.
 
         Returns
         -------
@@ -646,8 +613,9 @@ class SecureGram(Method):
         Raises
         ------
         CheckpointError
-            The model is not one of this method, or of other nodes.
+            The model has another method or other nodes.
         CohortError, ProtocolError, TableError
+            See :meth:`start`.
         """
         arrays, meta = model
         self.check_same(meta, ("encoding", "bound", "fraction_bits"))
@@ -665,24 +633,13 @@ class SecureGram(Method):
         return products, squares
 
     def check_same(self, meta: Mapping[str, Any], names: Sequence[str]) -> None:
-        """Refuse a model of another method, or one made with other options.
-
-        Raises
-        ------
-        CheckpointError
-        """
+        """Raise CheckpointError for a model of another method or with other options."""
         check_model(self.method, {}, meta, {}, (*self.of_models, *self.of_kernel))
         check_made_with(type(self), {name: getattr(self, name) for name in names}, meta)
 
     @classmethod
     def of_model(cls, meta: Mapping[str, Any], **more: Any) -> Self:
-        """Return a strategy with the options of a model that was saved.
-
-        Raises
-        ------
-        CheckpointError
-            It is not a model of this method.
-        """
+        """Return a strategy with the options of a saved model of this method (CheckpointError)."""
         check_model(cls.method, {}, meta, {}, (*cls.of_models, *cls.of_kernel))
         chosen = {name: meta[name] for name in cls.of_kernel}
         for name, kernels in _KERNELS_WITH.items():
@@ -700,7 +657,6 @@ _KERNELS_WITH: dict[str, tuple[str, ...]] = {
 
 
 def not_for(name: str, what: str) -> OptionError:
-    """Return the error of an option that does nothing with another."""
     return OptionError(
         f"{name} is not for {what}", remedy="leave it out", code="FK-OPTION-CONFLICT"
     )

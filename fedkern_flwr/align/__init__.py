@@ -1,1 +1,1 @@
-"""Before a run: common ids without showing the others, common ranges of columns."""
+"""Align tables before a run: common ids, common ranges of columns."""

@@ -1,4 +1,4 @@
-"""Common ranges and encoders of columns: the messages, what holders sum, what the sums make."""
+"""Compute common ranges and encoders of columns: messages, sums of holders, and their results."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ from ..wire.message import Message, array
 
 # -- messages of a run that sums the statistics of columns
 #
-# Columns travel without names. Where labels are asked for, they are the last column. Session and
-# number of the exchange are filled in as a request is sent, the number of a reply by the client.
+# Columns are sent without names. If labels are requested, they are the last column. Session and
+# number of the exchange are set when a request is sent, the number of a reply by the client.
 
 #: Counts, sums and sums of squares of the columns of a block; of columns that are to be encoded
 #: the first histograms.
@@ -65,7 +65,7 @@ Floats = NDArray[np.float64]
 
 
 class RangesDescribeReply(DescribeReply):
-    """What a node tells about itself."""
+    """Describe a node."""
 
     long_texts = ("kinds",)
 
@@ -77,8 +77,6 @@ class RangesDescribeReply(DescribeReply):
 
 
 class RangesRequest(Message):
-    """What every request carries."""
-
     pinned: ClassVar[tuple[str, ...]] = ("labels",)
 
     session: str = ""
@@ -87,13 +85,11 @@ class RangesRequest(Message):
 
 
 class RangesReply(Message):
-    """What every reply carries; a contribution travels in a secure sum."""
-
     round: int = 0
 
 
 class MeansRequest(RangesRequest, phase="ranges-means"):
-    """Contribute to the first pass."""
+    """Request the first pass."""
 
     pinned = ("bound", "circles")
 
@@ -103,11 +99,11 @@ class MeansRequest(RangesRequest, phase="ranges-means"):
 
 
 class MeansReply(RangesReply, phase="ranges-means"):
-    """See :class:`RangesReply`."""
+    """Reply of the first pass."""
 
 
 class DeviationsRequest(RangesRequest, phase="ranges-deviations"):
-    """Contribute to the second pass; see :class:`Coarse`."""
+    """Request the second pass; see :class:`Coarse`."""
 
     count: Floats = array("columns", dtype="float64")
     mean: Floats = array("columns", dtype="float64")
@@ -120,11 +116,11 @@ class DeviationsRequest(RangesRequest, phase="ranges-deviations"):
 
 
 class DeviationsReply(RangesReply, phase="ranges-deviations"):
-    """See :class:`RangesReply`."""
+    """Reply of the second pass."""
 
 
 class WriteRequest(RangesRequest, phase="ranges-write"):
-    """Write the files to the node's disk, and erase what belongs to the run."""
+    """Request to write the files to the node's disk, and to erase the run."""
 
     long_texts = ("encoder",)
 
@@ -132,7 +128,7 @@ class WriteRequest(RangesRequest, phase="ranges-write"):
     scaling: str = "auto"  # what encoded columns become, for a node that is alone
     categories: str = "auto"
     alone: bool  # the only holder of its block takes its least and greatest values
-    clip: bool  # whether the files tell their readers to clip values beyond the ranges
+    clip: bool  # whether readers of the files clip values beyond the ranges
     low: Floats = array("columns", dtype="float64")  # of no columns for a node that is alone
     high: Floats = array("columns", dtype="float64")
 
@@ -143,16 +139,16 @@ class WriteReply(RangesReply, phase="ranges-write"):
 
 # -- ranges of columns from sums over all holders: two passes, so that no digit is lost
 #
-# The first pass sums count, values and squares in units of the public bound B. In a ring of 64 bits
-# squares up to B^2 leave few digits to a column whose spread is small against its values, and
-# float64 has lost them anyway. So the first pass only says where a column is (``mean``, m) and that
-# its spread is at most ``scale``, S; the second sums (x - m) / S and its square.
+# The first pass sums count, values and squares in units of the public bound B. In a ring of 64
+# bits, squares up to B^2 have few digits for a column with a small spread compared with its values,
+# and float64 has lost them anyway. So the first pass only locates a column (``mean``, m) and bounds
+# its spread (``scale``, S); the second sums (x - m) / S and its square.
 #
-# With N holders each total is off by at most ``resolution(N)`` r, about N^2 2^-61. Mean and
+# With N holders the error of each total is at most ``resolution(N)`` r, about N^2 2^-61. Mean and
 # deviation are those of the pooled rows to 1e-9 of the deviation (and the rounding of a float64),
-# where the deviation is at least 2^-32 B with up to ten holders: 2e-4 for B = 2^20, and some
-# hundred times less for columns that are small against B. Deviations below S sqrt(16 r), about
-# 2^-53 B, count as none.
+# if the deviation is at least 2^-32 B with up to ten holders: 2e-4 for B = 2^20, and some hundred
+# times less for columns that are small compared with B. Deviations below S sqrt(16 r), about 2^-53
+# B, count as zero.
 
 
 #: Name of the label among the ranges.
@@ -166,22 +162,22 @@ _ROUNDING = 2.0**-44  # relative, of sums of squares added up in float64
 
 
 def resolution(holders: int) -> float:
-    """Return by how much a total may be off: each holder rounds to half a step of the ring."""
+    """Return the largest error of a total: each holder rounds to half a step of the ring."""
     return holders * 2.0 ** -(ENCODING.fraction_bits(holders) + 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Centre:
-    """What the first pass says of the columns of a block.
+    """Result of the first pass for the columns of a block.
 
     Attributes
     ----------
     count : ndarray of float64, shape (d,)
-        Values of each column that are not missing, at all holders together.
+        Non-missing values of each column, over all holders.
     mean : ndarray of float64, shape (d,)
-        About the mean.
+        Approximate mean.
     scale : ndarray of float64, shape (d,)
-        Powers of two; no smaller than the root mean square distance from ``mean``.
+        Powers of two, at least the root mean square distance from ``mean``.
     """
 
     count: Floats
@@ -191,14 +187,7 @@ class Centre:
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Statistics of the columns of a block over all its holders.
-
-    Attributes
-    ----------
-    count, mean, deviation : ndarray of float64, shape (d,)
-        Values that are not missing, their mean and standard deviation (of the rows as they are,
-        not an estimate for others).
-    """
+    """Count, mean and standard deviation (of these rows) of non-missing values, shape (d,)."""
 
     count: Floats
     mean: Floats
@@ -206,13 +195,9 @@ class Statistics:
 
 
 def check_values(x: Floats, names: Sequence[str], party: str) -> None:
-    """Refuse columns with an infinite value or none at all.
+    """Refuse columns with an infinite value or with none.
 
-    Were a column empty at all holders but one, its sums would be those of that one.
-
-    Raises
-    ------
-    TableError
+    If a column were empty at all holders but one, its sums would be those of that one.
     """
     for name, values in zip(names, x.T, strict=True):
         if infinite := int(np.isinf(values).sum()):
@@ -230,26 +215,15 @@ def check_values(x: Floats, names: Sequence[str], party: str) -> None:
 
 
 def beyond(x: Floats, bound: float) -> list[int]:
-    """Return the numbers of the columns with a value whose magnitude is beyond the bound."""
+    """Return the numbers of the columns with a magnitude beyond the bound."""
     return np.flatnonzero(np.nanmax(np.abs(x), axis=0) > bound).tolist()
 
 
 def first_pass(x: Floats, bound: float, rows: int) -> Floats:
-    """Return a holder's counts, sums and sums of squares, per row of the block.
+    """Return a holder's counts, sums and sums of squares, divided by the block's rows.
 
-    Parameters
-    ----------
-    x : ndarray, shape (n, d)
-        Its rows; NaN where a value is missing.
-    bound : float
-        B, no value is larger.
-    rows : int
-        Rows of all holders.
-
-    Returns
-    -------
-    ndarray of float64, shape (3 d,)
-        Numbers of at most 1.
+    ``x`` has shape (n, d), with NaN for missing values, and magnitudes up to ``bound``. The result
+    has shape (3 d,), numbers of at most 1.
     """
     known, values = _known(x)
     values /= bound
@@ -257,13 +231,7 @@ def first_pass(x: Floats, bound: float, rows: int) -> Floats:
 
 
 def read_first_pass(total: Floats, bound: float, rows: int, holders: int) -> Centre:
-    """Return what the totals of the first pass say.
-
-    Raises
-    ------
-    ProtocolError
-        They cannot be those of rows that all holders have values in.
-    """
+    """Decode the totals of the first pass; ProtocolError if they are impossible."""
     share, first, second = total.reshape(3, -1)
     count = np.rint(share * rows)
     if not ((count >= holders) & (count <= rows)).all():
@@ -281,12 +249,9 @@ def read_first_pass(total: Floats, bound: float, rows: int, holders: int) -> Cen
 
 
 def second_pass(x: Floats, centre: Centre) -> Floats:
-    """Return a holder's sums of distances from the centre and of their squares.
+    """Return a holder's sums of distances from the centre and of their squares, shape (2 d,).
 
-    Returns
-    -------
-    ndarray of float64, shape (2 d,)
-        In units of ``scale``, per value of the column: numbers of at most 1.
+    They are in units of ``scale``, divided by the column's count: numbers of at most 1.
     """
     distances = _known(x - centre.mean)[1]
     distances /= centre.scale[:, None]
@@ -315,20 +280,16 @@ def own_ranges(x: Floats) -> Floats:
 
 
 def _widened(low: Floats, high: Floats) -> Floats:
-    """Return ranges; that of a constant column is as wide as its value, 1 at least.
-
-    The value is in the middle then, and the range is never empty.
-    """
+    """Widen the range of a constant column to its magnitude, at least 1, around its value."""
     middle = 0.5 * low + 0.5 * high
     half = np.where(low < high, 0.0, 0.5 * np.maximum(1.0, np.abs(middle)))
     return np.stack([low - half, high + half])
 
 
 def _known(x: Floats) -> tuple[Any, Floats]:
-    """Return the count of each column, and the columns with 0 for what is missing.
+    """Return the count of each column, and the transposed columns with 0 for missing values.
 
-    A row of the latter is a column of x: numbers in a row are added up in pairs, with next to no
-    rounding.
+    Each column is then contiguous: NumPy sums it pairwise, with little rounding.
     """
     columns = np.array(x.T, dtype=np.float64, order="C")
     missing = np.isnan(columns)
@@ -359,22 +320,20 @@ _CLOCK = (7, 12, 24)  # weekdays, months, hours
 
 @dataclass(frozen=True, eq=False)
 class Coarse:
-    """What the first sum says, which the second is asked with.
+    """Result of the first sum, which the second request sends.
 
     Attributes
     ----------
     centre : Centre
-        Of the columns that are not categories; of labels, where they are summed, last.
+        Of the columns that are not categories; of summed labels, last.
     places : ndarray of float64, shape (d, 2)
-        Where most values of an encoded column are, and within how much.
-    counts : ndarray of float64, shape (d, COARSE)
-        Values in each bin.
-    strays : ndarray of float64, shape (d, DECIMALS)
-        Values with more than 0, 1, 2 and 3 decimals.
+        Where most values of an encoded column are, and within which distance.
+    counts, strays : ndarray of float64, shapes (d, COARSE) and (d, DECIMALS)
+        Values in each bin, and with more than 0, 1, 2 and 3 decimals.
     splits : int
-        By how many bins the second sum splits those of the first, at most.
+        Into how many bins the second sum splits those of the first, at most.
     buckets : int
-        In how many buckets the second sum counts categories: none where they are hashed.
+        Number of buckets for categories in the second sum: 0 if they are hashed.
     """
 
     centre: Centre
@@ -386,7 +345,7 @@ class Coarse:
 
     @classmethod
     def nothing(cls) -> Coarse:
-        """Return what is known of categories alone."""
+        """Return the result if all columns are categories."""
         none = np.zeros((3, 0)), np.zeros((0, 2)), np.zeros((0, COARSE)), np.zeros((0, DECIMALS))
         return cls(Centre(*none[0]), *none[1:])
 
@@ -401,13 +360,12 @@ class Coarse:
 
     @property
     def digest(self) -> str:
-        """A digest of all of it."""
         parts = [*vars(self.centre).values(), self.places, self.counts, self.strays]
         plain = b"".join(part.tobytes() for part in parts)
         return hashlib.sha256(b"%d/%d/" % (self.splits, self.buckets) + plain).hexdigest()
 
     def fits(self, columns: int, encoded: int) -> bool:
-        """Tell whether it is of so many columns, of which so many are encoded."""
+        """Return whether shapes and values fit this number of columns."""
         centre, counts = self.centre, self.counts
         shapes = centre.count.shape, self.places.shape, counts.shape, self.strays.shape
         return bool(
@@ -423,18 +381,10 @@ class Coarse:
 
 @dataclass(frozen=True)
 class Block:
-    """What is public of the columns of a block, and decides its sums.
+    """Public facts of the columns of a block, which decide its sums.
 
-    Attributes
-    ----------
-    kinds : str
-        What columns that are encoded hold, a letter for each; empty where none are.
-    columns : int
-        Columns that have means: all but categories, and the labels where they are summed.
-    rows, holders : int
-        Of all holders together, and how many these are.
-    bound : float
-        B, no value is larger.
+    ``kinds`` has a letter for each encoded column. ``columns`` are those with means: all but
+    categories, plus summed labels. ``bound`` is that of all values.
     """
 
     kinds: str
@@ -445,24 +395,23 @@ class Block:
 
     @property
     def numeric(self) -> int:
-        """How many encoded columns are not categories."""
         return len(self.kinds) - self.kinds.count("c")
 
     def coarse_length(self, circles: int = CIRCLES) -> int:
-        """Return how many numbers the first sum has."""
+        """Return the length of the first sum."""
         return 3 * self.columns + self.numeric * (COARSE + DECIMALS + 2 * circles)
 
     def fine_length(self, asked: Coarse) -> int:
-        """Return how many numbers the second sum has, for what it is asked with."""
+        """Return the length of the second sum."""
         return 2 * self.columns + sum(self._sizes(asked))
 
     def coarse_numbers(self, circles: int = CIRCLES) -> float:
-        """Return the numbers that the first sum amounts to: counts are less than numbers."""
+        """Return the numbers that the first sum is equivalent to; counts weigh less."""
         own = histogram(COARSE, self.rows) + counts(DECIMALS, self.rows) + 2 * circles
         return 3 * self.columns + self.numeric * own
 
     def fine_numbers(self, length: int, buckets: int = BUCKETS) -> float:
-        """Return the numbers that a second sum of that length amounts to."""
+        """Return the numbers that a second sum of ``length`` is equivalent to."""
         rows, dates, categories = self.rows, self.kinds.count("d"), self.kinds.count("c")
         own = dates * sum(histogram(cells, rows) for cells in _CLOCK)
         own += categories * histogram(buckets + 1, rows)
@@ -470,19 +419,18 @@ class Block:
         return 2 * self.columns + own + counts(bins, rows)
 
     def _sizes(self, asked: Coarse) -> list[int]:
-        """Return how many numbers each of the second histograms has."""
         dates, categories = self.kinds.count("d"), self.kinds.count("c")
         bins = [len(own) - 1 for own in asked.edges(self.bound)]
         # of categories one number more: rows of rare ones
         return [*bins, *[*_CLOCK] * dates, *[asked.buckets + 1] * categories]
 
     def read_coarse(self, total: Floats) -> Coarse:
-        """Return what the first sum says, which is per row of the block.
+        """Decode the first sum, which is divided by the block's rows.
 
         Raises
         ------
         ProtocolError
-            It cannot be that of rows that all holders have values in.
+            It is impossible for rows of all holders.
         """
         d, rows = self.numeric, self.rows
         ends = np.cumsum([3 * self.columns, d * COARSE, d * DECIMALS])
@@ -507,21 +455,12 @@ class Block:
         scaling: Scaling = "auto",
         categories: Categories = "auto",
     ) -> tuple[Statistics, Encoder]:
-        """Return what the second sum says: statistics, and the encoder, named by column numbers.
-
-        Parameters
-        ----------
-        total : ndarray
-            The sum.
-        asked : Coarse
-            What it was asked with.
-        scaling, categories
-            What columns become, see :meth:`.Encoder.fit`.
+        """Decode the second sum: statistics, and the encoder, with column numbers as names.
 
         Raises
         ------
         ProtocolError
-            There are not so many values as in the sum before.
+            Its counts differ from the first sum's.
         """
         passed, histograms = np.split(total, [2 * self.columns])
         found = read_second_pass(passed, asked.centre, self.holders)
@@ -571,7 +510,6 @@ _CLOCK_EDGES = [
 
 
 def _clock(counts: Floats, start: int, rows: int) -> NumberFacts:
-    """Return the facts of a part of dates, by how many rows have each value."""
     values = start + np.arange(len(counts))
     mean = np.average(values, weights=counts)
     deviation = np.sqrt(np.average((values - mean) ** 2, weights=counts))
@@ -580,7 +518,6 @@ def _clock(counts: Floats, start: int, rows: int) -> NumberFacts:
 
 
 def _category(name: str, counts: Floats, rows: int, how: Categories) -> Category:
-    """Return a column of categories; rare ones are not told apart."""
     found = {str(k): int(counts[k]) for k in np.flatnonzero(counts[:-1])}
     facts = CategoryFacts(rows, rows - int(counts.sum()), found)
     # a holder has at least two categories among those that it counts together
@@ -593,21 +530,8 @@ def _category(name: str, counts: Floats, rows: int, how: Categories) -> Category
 class OwnColumns:
     """The columns of a holder.
 
-    Parameters
-    ----------
-    table : Table
-        Its rows, with gaps as NaN.
-    secret : bytes
-        Of the holders, not of the server.
-
-    Attributes
-    ----------
-    kinds : str
-        What they hold, a letter for each column.
-    keys : dict
-        Column of categories -> its own key.
-    x : ndarray of float64, shape (n, d)
-        The cells; of categories the buckets, which are the same whatever other rows have.
+    ``secret`` is that of the holders, unknown to the server. ``x`` are the cells, shape (n, d); of
+    categories the buckets, which do not depend on other rows.
     """
 
     def __init__(self, table: Table, secret: bytes) -> None:
@@ -626,7 +550,6 @@ class OwnColumns:
 
     @property
     def numeric(self) -> list[int]:
-        """Positions of the columns that are not categories."""
         return [k for k, letter in enumerate(self.kinds) if letter != "c"]
 
     def numbers(self) -> Floats:
@@ -635,19 +558,14 @@ class OwnColumns:
         return np.asarray(self.x[:, self.numeric] / units)
 
     def digest_of_key(self, secret: bytes, session: str) -> str:
-        """Return what tells whether all holders have the same secret, and not which."""
+        """Return a digest that shows whether all holders have the same secret, but not which."""
         if not self.keys or len(secret) < KEY_BYTES:
-            return ""  # of a short one the digest would tell more; see check_secret
+            return ""  # the digest of a short one could be inverted; see check_secret
         label = f"fedkern-flwr category key/{session}".encode()
         return hmac.digest(secret, label, "sha256").hex()[:16]
 
     def check_secret(self, secret: bytes, party: str) -> None:
-        """Refuse to count categories under a secret that can be guessed.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Refuse to count categories under a secret that can be guessed."""
         if self.keys and len(secret) < KEY_BYTES:
             raise OptionError(
                 f"column {next(iter(self.keys))!r} holds text, and there is no secret of the "
@@ -659,10 +577,10 @@ class OwnColumns:
             )
 
     def coarse(self, x: Floats, block: Block, circles: int = CIRCLES) -> Floats:
-        """Return this holder's part of the first sum, per row of the block.
+        """Return this holder's part of the first sum, divided by the block's rows.
 
-        ``x`` are :meth:`numbers`, and the labels where they are summed. With fewer ``circles`` the
-        place of most values is found less exactly; without any it is unknown.
+        ``x`` are :meth:`numbers`, and summed labels. With fewer ``circles`` the place of most
+        values is less exact; with none it is unknown.
         """
         columns, bound, rows = self.numbers().T, block.bound, block.rows
         found = [first_pass(x, bound, rows)]
@@ -672,14 +590,13 @@ class OwnColumns:
         return np.concatenate(found)
 
     def tell(self, before: Mapping[str, Told], least: int) -> dict[str, Told]:
-        """Return what may be told of each column of categories, after what was told before."""
+        """Return what may be reported of each column of categories, given earlier reports."""
         return {
             name: before.get(name, Told()).follow(rows, len(self.x), least)
             for name, rows in self.count_categories().items()
         }
 
     def count_categories(self) -> dict[str, dict[str, int]]:
-        """Return column -> category -> rows."""
         found = {}
         for k, letter in enumerate(self.kinds):
             if letter == "c":
@@ -700,9 +617,9 @@ class OwnColumns:
     ) -> Floats:
         """Return its part of the second sum: distances and their squares, histograms, counts.
 
-        ``told`` is what may be told of :meth:`count_categories`, by default all of it.
+        ``told`` is what may be reported of :meth:`count_categories`. Default: all of it.
         """
-        # never beyond 1 about the true centre; clipped, that about another one tells nothing
+        # at most 1 about the true centre; clipping makes a false centre useless
         found, rows = [np.clip(second_pass(x, asked.centre), -1.0, 1.0)], block.rows
         columns = zip(self.numbers().T, asked.edges(block.bound), strict=True)
         found += [count_bins(*one) / rows for one in columns]
@@ -717,12 +634,12 @@ class OwnColumns:
         return np.concatenate(found)
 
     def named(self, text: str) -> Encoder:
-        """Return the common encoder, which came without names.
+        """Return the common encoder with this node's column names.
 
         Raises
         ------
         TableError
-            It is none, or does not fit the columns.
+            It does not fit the columns.
         """
         try:
             encoder = Encoder.from_dict(read_json(text, parse_constant=_refuse))
@@ -747,12 +664,7 @@ class OwnColumns:
 
 
 def check_kinds(party: Any, first: Any) -> None:
-    """Refuse a holder of a block that cannot have a common encoder with the first one.
-
-    Raises
-    ------
-    ProtocolError
-    """
+    """Refuse a holder that cannot have a common encoder with the first one of its block."""
     problem = ""
     if party.kinds and (
         len(party.kinds) != party.features or set(party.kinds) - set(LETTERS.values())

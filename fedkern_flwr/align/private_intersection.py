@@ -1,4 +1,4 @@
-"""Which records several parties have in common, by tags of their ids that only key holders make."""
+"""Find common records of several parties by secret tags of their ids."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from ..wire.message import Message, array
 
 
 class AlignRequest(Message):
-    """What every request of the method carries."""
-
     session: str = ""
     round: int = 0  # grows with every exchange
     # The list that the party before sealed for this one; empty at the first hop.
@@ -31,57 +29,55 @@ class AlignRequest(Message):
 
 
 class AlignReply(Message):
-    """What every reply of the method carries."""
-
     round: int = 0
     fingerprint: str  # digest of the party's secrets of the run, which must stay the same
 
 
 class HopRequest(AlignRequest, phase="align-hop"):
-    """Send your own list to the next party, or multiply one and pass it on."""
+    """Request to send your list to the next party, or to multiply another one and forward it."""
 
-    hop: int  # how many hops the list has behind it: 0 for the party's own
+    hop: int  # number of hops that the list has made: 0 for the party's list
 
 
 class HopReply(AlignReply, phase="align-hop"):
-    """The list for the next party of the ring."""
+    """Return the list for the next party of the ring."""
 
     sealed: NDArray[Any] = array("bytes", dtype="byte")
 
 
 class TagsRequest(AlignRequest, phase="align-tags"):
-    """Your own list is back: make tags of it, write the file, erase the secrets of the run."""
+    """Your list is back: make tags of it, write the file, erase the secrets of the run."""
 
 
 class TagsReply(AlignReply, phase="align-tags"):
-    """Pseudonyms of all rows, as later runs send them."""
+    """Return pseudonyms of all rows, as later runs send them."""
 
     ids: NDArray[Any] = array("ids", "words", dtype="ring")  # sorted, shape (rows, 2)
 
 
 # -- equal secret tags for equal ids, without a common key: Diffie-Hellman private set intersection
 #
-# P parties stand in a ring. Each draws a secret exponent a. The tag of an id is a hash of
-# (a_1 a_2 ... a_P) H(id), where H hashes ids to points of Curve25519: the same at all parties that
-# have the id, and out of reach for whoever lacks a single one of the exponents. To get there
+# P parties form a ring. Each generates a secret exponent a. The tag of an id is a hash of (a_1 a_2
+# ... a_P) H(id), where H hashes ids to points of Curve25519. It is the same at all parties that
+# have the id, and cannot be computed without all of the exponents. The protocol:
 #
-# 1. a party sends its points r H(id), in a random order, to its neighbour; r is secret;
-# 2. each of the others multiplies by its exponent and passes the list on;
-# 3. after P hops the list is back. Its owner multiplies by a / r and hashes.
+# 1. A party sends its points r H(id), in a random order, to its neighbour; r is secret.
+# 2. Each of the others multiplies by its exponent and forwards the list.
+# 3. After P hops the list is back. Its owner multiplies by a / r and hashes.
 #
-# Because of r nobody sees the final points of another party's list, so that no party learns from
-# the hops what it has in common with another. An X25519 scalar for a / r is found up to its sign,
-# which u-coordinates ignore.
+# Because of r no party sees the final points of another party's list, so that it does not learn
+# from the hops what they have in common. An X25519 scalar for a / r is found up to its sign, which
+# u-coordinates ignore.
 #
 # **On the curve.** A number u is the coordinate of a point of Curve25519 or of one of its twist,
-# half of the numbers each, and multiplication keeps to the side. Were ids hashed to any number, the
-# neighbour could tell for each point of a list on which side the id's hash is: a bit per id, to be
-# tested against guesses. So H tries until it meets the curve, by the Legendre symbol of u^3 +
+# half of the numbers each, and multiplication keeps to the side. If ids were hashed to any number,
+# the neighbour would see for each point of a list on which side the id's hash is: a bit per id, to
+# be tested against guesses. So H tries until it meets the curve, by the Legendre symbol of u^3 +
 # 486662 u^2 + u, and points that arrive must be on it. X25519 scalars are multiples of 8: they
-# clear the cofactor, so what is left after the first product lies in the group of prime order.
+# clear the cofactor, so the first product is in the group of prime order.
 #
 # CPU, measured on one core: 70 microseconds to hash and blind an id, 50 per id and hop. A list
-# takes 32 bytes per id, and a party holds a few at a time; one message holds 2 GB at most.
+# takes 32 bytes per id, and a party has a few at a time; one message has at most 2 GB.
 #
 # References
 # ----------
@@ -110,9 +106,9 @@ class Exponents:
     own : bytes
         a, for the lists of other parties.
     blind : bytes
-        r, for its own list before it leaves.
+        r, for its list before it is sent.
     rest : bytes
-        a / r up to its sign, for its own list when it is back.
+        a / r up to its sign, for its list when it is back.
     """
 
     own: bytes
@@ -121,27 +117,24 @@ class Exponents:
 
     @classmethod
     def draw(cls) -> Exponents:
-        """Draw fresh secrets."""
         own, blind = _fresh_scalar(), _fresh_scalar()
         rest = _as_scalar(_number(own) * pow(_number(blind), -1, _ORDER))
         return cls.draw() if rest is None else cls(own, blind, rest)
 
     def pack(self) -> bytes:
-        """Return the secrets as 96 bytes."""
         return self.own + self.blind + self.rest
 
     @classmethod
     def unpack(cls, data: bytes) -> Exponents:
-        """Rebuild from :meth:`pack`."""
         return cls(data[:32], data[32:64], data[64:])
 
     @property
     def fingerprint(self) -> str:
-        """What the server may see, to notice that a party has drawn anew within a run."""
+        """Public digest, with which the server notices new secrets within a run."""
         return hashlib.sha256(_FINGERPRINT + self.pack()).hexdigest()[:16]
 
     def order(self, texts: Sequence[str]) -> list[int]:
-        """Return a secret random order of the ids, the same whenever it is asked for."""
+        """Return a secret random order of the ids, always the same."""
         ranks = [hmac.digest(self.blind, _PLACE + text.encode(), "sha256") for text in texts]
         return sorted(range(len(texts)), key=ranks.__getitem__)
 
@@ -158,7 +151,7 @@ def hash_to_curve(text: str) -> bytes:
 
 
 def on_curve(u: int) -> bool:
-    """Tell whether there is a point (u, v) with v != 0 on Curve25519 rather than on its twist."""
+    """Return whether a point (u, v) with v != 0 is on Curve25519 rather than on its twist."""
     return _jacobi(u * (u * (u + _A) + 1) % _PRIME, _PRIME) == 1
 
 
@@ -171,23 +164,17 @@ def blind_ids(texts: Iterable[str], exponent: bytes) -> bytes:
 
 
 def multiply_points(points: bytes, exponent: bytes) -> bytes:
-    """Multiply the points of a list that another party sent.
-
-    Raises
-    ------
-    ProtocolError
-        It is no list of points of the curve in their one proper form, or a point is of low order.
-    """
+    """Multiply the points of another party's list; ProtocolError for improper points."""
     return b"".join(_products(points, exponent))
 
 
 def finish_tags(points: bytes, exponent: bytes, ids: int) -> list[bytes]:
-    """Return the tags of a party's own list that has come back.
+    """Return the tags of a party's list that has come back.
 
     Raises
     ------
     ProtocolError
-        The list does not fit the ids: another length, points that come twice, improper ones.
+        The list has another length, duplicate points or improper ones.
     """
     if len(points) != POINT_BYTES * ids:
         raise ProtocolError(
@@ -224,7 +211,6 @@ def _number(data: bytes) -> int:
 
 
 def _fresh_scalar() -> bytes:
-    """Return a fresh private key in the form in which X25519 uses it."""
     number = _number(X25519PrivateKey.generate().private_bytes_raw())
     return (number % 2**254 // 8 * 8 + 2**254).to_bytes(32, "little")
 
@@ -232,7 +218,7 @@ def _fresh_scalar() -> bytes:
 def _as_scalar(residue: int) -> bytes | None:
     """Return the X25519 scalar, 2^254 plus 8 times less than 2^251, of a residue or its negative.
 
-    One of them has one, but for one residue in 2^126.
+    One of them has one, except for one residue in 2^126.
     """
     for value in (residue, -residue):
         eighth = (value - 2**254) * pow(8, -1, _ORDER) % _ORDER

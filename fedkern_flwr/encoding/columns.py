@@ -13,33 +13,33 @@ from numpy.typing import NDArray
 
 from ..errors import TableError
 
-# -- what an encoder knows of a column: facts that are measured on rows
+# -- facts of a column, measured on rows
 
 Floats = NDArray[np.float64]
 
-#: Values are far if the range is so many times as wide as without a hundredth at each end,
-#: or as the middle half of the values.
+#: Values are far if the range is so many times as wide as without 1 % at each end, or as the middle
+#: half of the values.
 FAR, SKEWED = 3.0, 10.0
-#: Values at equal ranks that are kept of a column; of fewer rows all values are.
+#: Number of quantiles kept of a column; with fewer rows all values are kept.
 KNOTS = 1000
-#: A category of fewer rows is one of the others.
+#: A category with fewer rows counts as "other".
 MIN_ROWS = 5
-#: Medians that differ by more than this factor are noted: units differ by more.
+#: Larger ratios of medians are reported: the units may differ.
 UNLIKE = 8.0
 
 
 @dataclass(frozen=True)
 class NumberFacts:
-    """What is known of numbers.
+    """Facts of a column of numbers.
 
     Attributes
     ----------
     rows, missing : int
-        Rows, and those of them without a value.
+        All rows, and those without a value.
     least, median, greatest, mean, deviation : float
-        Of the values; 0 where there are none.
+        Of the values; 0 without values.
     knots : tuple of float
-        Values at equal ranks, ascending, from the least to the greatest.
+        Quantiles at equal ranks, ascending, from the least value to the greatest.
     """
 
     rows: int
@@ -53,7 +53,6 @@ class NumberFacts:
 
     @classmethod
     def measure(cls, values: Floats) -> Self:
-        """Measure values, NaN or infinite where one is missing."""
         known = np.sort(values[np.isfinite(values)])
         n = len(known)
         if not n:
@@ -74,7 +73,6 @@ class NumberFacts:
 
     @property
     def constant(self) -> bool:
-        """Whether there is no second value."""
         return self.least == self.greatest
 
     @property
@@ -83,15 +81,15 @@ class NumberFacts:
         cut, half = 1 + len(self.knots) // 100, len(self.knots) // 4
         near, wide = self.knots[cut:-cut], self.greatest - self.least
         middle = self.knots[-half - 1] - self.knots[half]
-        skewed = wide > SKEWED * middle > 0.0  # where half of the values are one it says nothing
+        skewed = wide > SKEWED * middle > 0.0  # if half of the values are equal, this is no sign
         return bool(near) and (skewed or wide > FAR * (near[-1] - near[0]))
 
 
 def other_scale(values: Floats, facts: NumberFacts) -> float:
-    """Return how many times those of all the values of a party are, 0 if they are alike.
+    """Return the ratio of a party's median to that of all, 0 if they are alike.
 
-    They are not alike where the median of all is outside the middle half of the party's values, and
-    their medians differ by more than a factor of :data:`UNLIKE`: maybe it has another unit.
+    They differ if the median of all is outside the middle half of the party's values and the
+    medians differ by more than :data:`UNLIKE`: the party may use another unit.
     """
     known = values[np.isfinite(values)]
     if len(known) < MIN_ROWS or not facts.median:
@@ -104,12 +102,12 @@ def other_scale(values: Floats, facts: NumberFacts) -> float:
 
 @dataclass(frozen=True)
 class CategoryFacts:
-    """What is known of categories.
+    """Facts of a column of categories.
 
     Attributes
     ----------
     rows, missing : int
-        Rows, and those of them without a category.
+        All rows, and those without a category.
     counts : dict
         Category -> rows.
     """
@@ -120,21 +118,20 @@ class CategoryFacts:
 
     @classmethod
     def measure(cls, codes: Floats, names: Sequence[str]) -> Self:
-        """Measure positions among names, NaN where a category is missing."""
         known = codes[np.isfinite(codes)].astype(np.intp)
         counts = np.bincount(known, minlength=len(names)).tolist()
         found = {name: count for name, count in zip(names, counts, strict=True) if count}
         return cls(len(codes), len(codes) - len(known), found)
 
 
-# -- gaps: the column that says where a cell is missing, and what is told of it
+# -- gaps: the column that marks missing cells, and its explanation
 
-#: What becomes of a gap: the median and a column that says so, or NaN.
+#: Treatment of gaps: the median and a column that marks them, or NaN.
 Gaps = Literal["encode", "keep"]
 
 
 def indicator(name: str, facts: NumberFacts | CategoryFacts, gaps: Gaps) -> tuple[str, ...]:
-    """Return the name of the column that says where a cell is missing, if it varies."""
+    """Return the name of the column that marks missing cells, if it varies."""
     varies = 0 < facts.missing < facts.rows
     return (f"{name}[missing]",) if varies and gaps == "encode" else ()
 
@@ -142,45 +139,44 @@ def indicator(name: str, facts: NumberFacts | CategoryFacts, gaps: Gaps) -> tupl
 def stacked(
     found: Sequence[Floats], known: Any, facts: NumberFacts | CategoryFacts, gaps: Gaps
 ) -> Floats:
-    """Return outputs side by side, with the column that says where a cell is missing."""
     if indicator("", facts, gaps):
         found = [*found, np.where(known, 0.0, 1.0)]
     return np.stack(found, axis=1) if found else np.empty((len(known), 0))
 
 
 def explained(text: str, facts: NumberFacts | CategoryFacts, outputs: tuple[str, ...]) -> str:
-    """Return what is told of a column, with its gaps."""
     if facts.missing:
         own = " (a column says so)" if outputs and outputs[-1].endswith("[missing]") else ""
         text += f"; missing in {facts.missing} of {facts.rows} rows{own}"
     return text if outputs else f"left out: {text}"
 
 
-# -- histograms that are refined once: the values of many holders at equal ranks, from two sums
+# -- refined histograms: quantiles of the values of many holders, from two sums
 #
-# The bins of the first sum are public, by powers of two below the bound. Beside them it has the
-# mean phases of the values on circles whose lengths are powers of two. On a circle much longer than
-# the column is wide they agree, on a much shorter one they cancel out: followed from the longest
-# circle down, as long as they agree by half, they say where most values are and how wide they lie,
-# whatever a few far ones do to mean and deviation, and of these no more than a mean can.
+#
+# The bins of the first sum are public: powers of two below the bound. The sum also has the mean
+# phases of the values on circles with lengths of powers of two. On a circle much longer than the
+# column is wide the phases agree; on a much shorter one they cancel out. Followed from the longest
+# circle down, as long as the mean phase has a length of at least one half, they show where most
+# values are and how wide they are spread, independently of a few outliers.
+#
 #
 # The bins of the second sum split those of the first: evenly about the mean and about that place,
-# and by how many rows a bin has, one more for five rows that are spread evenly. Where all values
-# have at most three decimals a second bin ends between two of them, and a bin of one value stands
-# for it exactly.
+# and by the rows of a bin, one more bin for five evenly spread rows. If all values have at most
+# three decimals, second bins end between two such values, and a bin of one value represents it
+# exactly.
 
 _REACH = 40  # powers of two below the bound
-_EVEN = 65  # edges about the mean, and about the place of most values
-_LEAST = 0.2  # weight of the parts of a first bin that are not about either
-_AGREE = 0.5  # length of a mean phase where most values are within the circle
+_EVEN = 65  # edges about the mean, and about where most values are
+_LEAST = 0.2  # weight of other parts of a first bin
+_AGREE = 0.5  # length of the mean phase at which most values are within the circle
 
-#: Bins of the first histogram, how many numbers of decimals are tried, circles; and by how many
-#: bins the second splits those of the first by their rows, at most.
+#: Bins of the first histogram, tested numbers of decimals, circles; most bins that the second
+#: histogram adds by rows.
 COARSE, DECIMALS, CIRCLES, SPLITS = 2 * _REACH, 4, 40, 512
 
 
 def coarse_edges(bound: float) -> Floats:
-    """Return the edges of the first bins, shape (COARSE + 1,), where no value is beyond a bound."""
     far = bound * 2.0 ** -np.arange(_REACH)
     return np.concatenate([-far, [0.0], far[:0:-1], [np.nextafter(bound, np.inf)]])
 
@@ -193,22 +189,11 @@ def fine_edges(
     bound: float,
     most: int = SPLITS,
 ) -> Floats:
-    """Return the edges of the second bins of a column, from the least on.
+    """Return the edges of the second bins of a column, ascending.
 
-    Parameters
-    ----------
-    counts : ndarray, shape (COARSE,)
-        Values in the first bins.
-    decimals : int
-        Of all values, -1 if they have more.
-    about : (float, float)
-        Where it is, and a number not below its deviation.
-    place : ndarray, shape (2,)
-        Where most values are, and within how much, see :func:`read_phases`.
-    bound : float
-        B, no value is larger.
-    most : int
-        By how many bins those of the first sum are split by their rows, at most.
+    ``counts`` are those of the first bins, ``about`` the mean and a number not below the deviation,
+    ``place`` what :func:`read_phases` returned; ``most`` bins at most are added by splitting the
+    first bins by their rows.
     """
     edges, n = coarse_edges(bound), max(float(counts.sum()), 1.0)
     windows = [(about[0], 4.0 * about[1]), (float(place[0]), float(place[1]) / 2.0)]
@@ -222,7 +207,7 @@ def fine_edges(
     weight *= counts[own] / np.bincount(own, weight, COARSE)[own]
     splits = min(most, n // MIN_ROWS) / n
     parts = np.diff(np.rint(splits * np.cumsum(weight)), prepend=0.0).astype(np.intp) + 1
-    # what is known to be empty is not counted again: one bin up to the next that is not
+    # empty bins are not counted again: one bin up to the next non-empty one
     used = counts[own] > 0.0
     first = used | np.append(True, used[:-1])
     parts = np.where(used, parts, 1)[first]
@@ -239,14 +224,14 @@ def fine_edges(
 
 
 def sum_phases(values: Floats, bound: float, circles: int = CIRCLES) -> Floats:
-    """Return the sums of the values' cosines and sines on circles, shape (2 circles,)."""
+    """Return the sums of the values' cosines and sines on circles, (2 circles,)."""
     known = values[~np.isnan(values)]
     turns = [2.0 * np.pi * (known / length % 1.0) for length in _lengths(bound)[:circles]]
     return np.array([part(one).sum() for part in (np.cos, np.sin) for one in turns])
 
 
 def read_phases(sums: Floats, count: float, bound: float) -> Floats:
-    """Return where most of so many values are and the length of the last circle they agree on."""
+    """Return where most values are, and the last circle on which they agree."""
     cosines, sines = sums.reshape(2, -1) / max(count, 1.0)
     found = np.array([0.0, 4.0 * bound])
     for length, cosine, sine in zip(_lengths(bound), cosines, sines, strict=False):
@@ -262,7 +247,7 @@ def _lengths(bound: float) -> Floats:
 
 
 def count_bins(values: Floats, edges: Floats) -> Floats:
-    """Return how many values are in each bin; NaN in none, what is outside in the outermost."""
+    """Count the values in each bin; those outside are in the outermost, NaN in none."""
     known = values[~np.isnan(values)]
     places = np.searchsorted(edges[1:-1], known, side="right")
     return np.bincount(places, minlength=len(edges) - 1).astype(np.float64)
@@ -283,18 +268,9 @@ def decimals_of(strays: Floats) -> int:
 def binned_facts(
     edges: Floats, counts: Floats, decimals: int, rows: int, mean: float, deviation: float
 ) -> NumberFacts:
-    """Return the facts of a column whose values are spread evenly in each bin.
+    """Return the facts of a column, assuming values spread evenly in each bin.
 
-    Parameters
-    ----------
-    edges, counts : ndarray
-        Bins, and how many values are in each.
-    decimals : int
-        Of all values, -1 if they have more.
-    rows : int
-        With those that lack a value.
-    mean, deviation : float
-        Of the values.
+    ``decimals`` are of all values, -1 for more; ``rows`` include those without a value.
     """
     ends = np.cumsum(counts).astype(np.int64)
     n, unit = int(ends[-1]), 10.0 ** max(decimals, 0)
@@ -321,27 +297,26 @@ def binned_facts(
     )
 
 
-# -- fitted columns of categories: a column each, how frequent they are, or signed buckets
+# -- fitted columns of categories: a column each, their frequency, or signed buckets
 
-#: What becomes of categories; auto: a column each up to ``MOST_COLUMNS``, else their frequency.
+#: Encoding of categories; auto: a column each up to ``MOST_COLUMNS``, else their frequency.
 Categories = Literal["auto", "onehot", "frequency", "hashing"]
 
-#: Up to so many categories become a column each.
+#: Most categories with a column each.
 MOST_COLUMNS = 20
-#: Columns that hashed categories become.
+#: Columns for hashed categories.
 HASHED = 32
-#: Among which categories are that holders of a column count without their names.
+#: Buckets in which holders count categories without their names.
 BUCKETS = 2**14
 
 
 @dataclass(frozen=True)
 class Category:
-    """Text: a column of 0 and 1 for each category, how frequent it is, or signed buckets.
+    """Text: a column of 0 and 1 per category, their frequency, or signed buckets.
 
-    A hashed category is -1 or 1 in one of a fixed number of columns and 0 in the others, by a keyed
-    hash of its name, put on 0 to 1. Over keys the products of two categories are 0 on average, so
-    that many share few columns; one that the rows to learn from do not have is hashed as well, and
-    no name is kept.
+    A hashed category is -1 or 1 in one of a fixed number of columns, else 0, by a keyed hash of its
+    name, scaled to 0 to 1. Over random keys, products of two categories average 0, so many can
+    share few columns. Unknown categories are hashed too; no name is kept.
 
     Attributes
     ----------
@@ -349,12 +324,12 @@ class Category:
         Name of the column.
     gaps : {"encode", "keep"}
     facts : CategoryFacts
-        Of the rows to learn from, without rare categories; of hashed ones without all.
+        Of the training rows, without rare categories; without all if hashed.
     rare : int
-        Categories that have too few rows, or are hashed; at least so many, if holders merged some.
+        Categories with too few rows, or hashed; a lower bound if holders merged some.
     how : {"onehot", "frequency", "hashing"}
     key : str
-        In hexadecimal, where categories are hashed or told apart by their buckets.
+        Hexadecimal; for hashed categories or those identified by buckets.
     """
 
     kind: ClassVar[str] = "category"
@@ -376,7 +351,7 @@ class Category:
         key: str = "",
         merged: int = 0,
     ) -> Self:
-        """Make the column of its facts; ``merged`` more categories are not among them."""
+        """Make the column from its facts; ``merged`` further categories are not among them."""
         kept = {one: facts.counts[one] for one in sorted(facts.counts)}
         kept = {one: count for one, count in kept.items() if count >= min_rows}
         if how == "auto":
@@ -388,7 +363,6 @@ class Category:
 
     @property
     def _values(self) -> list[str]:
-        """Names of the columns, without that of gaps."""
         if self.how == "hashing":
             return [f"{self.name}[hash {k + 1}]" for k in range(HASHED)] if self.rare > 1 else []
         if len(self.facts.counts) + bool(self.rare) < 2:
@@ -401,14 +375,13 @@ class Category:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of what it becomes; they say no category."""
         return (*self._values, *indicator(self.name, self.facts, self.gaps))
 
     def transform(self, codes: Floats, names: Sequence[str]) -> Floats:
-        """Return the outputs of rows, shape (n, outputs).
+        """Return the outputs of rows, (n, outputs).
 
-        A category that is rare or unknown is one of the others; where there are no others, it has
-        no column, or the frequency 0. A hashed one has its bucket.
+        A rare or unknown category counts as "other" (without others: no column, or frequency 0), or
+        is hashed.
         """
         known = np.isfinite(codes)
         rows = np.where(known, codes, len(names)).astype(np.intp)
@@ -418,7 +391,6 @@ class Category:
         return stacked(found, known, self.facts, self.gaps)
 
     def _cells(self, rows: Any, names: Sequence[str]) -> list[Floats]:
-        """Return the columns of rows, given by their positions among the names, or behind them."""
         if self.how == "hashing":
             table = np.full((len(names) + 1, HASHED), 0.5)
             for k, name in enumerate(names):
@@ -427,7 +399,7 @@ class Category:
             return list(table[rows].T)
         names, kept = self._kept_as(names), list(self.facts.counts)
         places = {name: k for k, name in enumerate(kept)}
-        missing = len(kept) + 1  # which no column is of
+        missing = len(kept) + 1  # in no column
         place = np.array([*(places.get(name, len(kept)) for name in names), missing], np.intp)[rows]
         if self.how == "onehot":
             return [np.where(place == k, 1.0, 0.0) for k in range(len(self._values))]
@@ -436,17 +408,14 @@ class Category:
         return [shares[place]]
 
     def unknown(self, codes: Floats, names: Sequence[str]) -> Any:
-        """Return which rows have a category that is not kept: a rare or an unknown one.
-
-        Names of hashed categories are not kept, so that nothing is known of them.
-        """
+        """Return which rows have a rare or unknown category; none if categories are hashed."""
         if self.how == "hashing" or not self._values:
             return np.zeros(len(codes), bool)
         known = np.append(np.isin(self._kept_as(names), list(self.facts.counts)), True)
         return ~known[np.where(np.isfinite(codes), codes, len(names)).astype(np.intp)]
 
     def _kept_as(self, names: Sequence[str]) -> Sequence[str]:
-        """Return what names are kept as: themselves, capital letters aside, or their buckets."""
+        """Map names to the kept ones, ignoring case, or to their buckets."""
         key = bytes.fromhex(self.key)
         if key:
             return [str(bucket_of(key, name)) for name in names]
@@ -454,7 +423,7 @@ class Category:
         return [spelled.get(name.casefold(), name) for name in names]
 
     def explain(self) -> str:
-        """Return what becomes of it, without a category."""
+        """Explain the encoding without naming a category."""
         kept, rare = len(self.facts.counts), self.rare
         text = f"{kept} categories, "
         if not self._values:
@@ -468,14 +437,12 @@ class Category:
         return explained(text, self.facts, self.outputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
         own = {"kind": self.kind, "name": self.name, "gaps": self.gaps, "rare": self.rare}
         own |= {"how": self.how, "facts": vars(self.facts)}
         return own | ({"key": self.key} if self.key else {})
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Read what :meth:`to_dict` returned."""
         facts = values["facts"]
         counts = {str(name): int(count) for name, count in facts["counts"].items()}
         own = CategoryFacts(int(facts["rows"]), int(facts["missing"]), counts)
@@ -492,22 +459,22 @@ def column_key(secret: bytes, name: str) -> bytes:
 
 
 def bucket_of(key: bytes, name: str) -> int:
-    """Return the bucket of a category, which tells nothing of it without the key."""
+    """Return the bucket of a category, which reveals nothing without the key."""
     digest = hmac.digest(key, name.casefold().encode(), "sha256")
     return int.from_bytes(digest[:8], "big") % BUCKETS
 
 
 def signed_bucket(key: bytes, name: str) -> tuple[int, int]:
-    """Return the column of a hashed category and its sign, -1 or 1."""
+    """Return a hashed category's column and sign, -1 or 1."""
     digest = hmac.digest(key, name.casefold().encode(), "sha256")
     return int.from_bytes(digest[:8], "big") % HASHED, 1 - 2 * (digest[8] & 1)
 
 
-# -- fitted columns: how the cells of one become numbers
+# -- fitted columns: numbers from cells
 
 #: How numbers are scaled.
 Scale = Literal["rank", "standard", "range", "none"]
-#: The same; auto: by the range where no value is far from the others, else by ranks.
+#: The same; auto: by the range, with outliers by ranks.
 Scaling = Literal["auto", "rank", "standard", "range", "none"]
 
 DAY = 86400.0
@@ -527,11 +494,11 @@ class Number:
     scale : {"rank", "standard", "range", "none"}
     gaps : {"encode", "keep"}
     facts : NumberFacts
-        Of the rows to learn from.
+        Of the training rows.
     boolean : bool
-        Whether cells are read as true or false.
+        Whether cells are true or false.
     unit : str
-        Of the numbers, if the table has it in its cells.
+        Unit, if the table's cells have one.
     """
 
     name: str
@@ -543,27 +510,20 @@ class Number:
 
     @property
     def kind(self) -> str:
-        """What it is."""
         return "boolean" if self.boolean else "number"
 
     @classmethod
     def fit(
         cls, name: str, values: Floats, scaling: Scaling, gaps: Gaps, *, boolean: bool = False
     ) -> Self:
-        """Fit the values of rows, NaN or infinite where one is missing; see :meth:`of`."""
+        """Fit values, NaN or infinite where missing; see :meth:`of`."""
         return cls.of(name, NumberFacts.measure(values), scaling, gaps, boolean=boolean)
 
     @classmethod
     def of(
         cls, name: str, facts: NumberFacts, scaling: Scaling, gaps: Gaps, *, boolean: bool = False
     ) -> Self:
-        """Make the column of its facts.
-
-        Raises
-        ------
-        TableError
-            Values are too large to be standardised or scaled by their range.
-        """
+        """Make the column from its facts; TableError if values are too large for the scaling."""
         large = max(-facts.least, facts.greatest) > _LARGEST
         scale: Scale = "range" if scaling == "auto" else scaling
         if scaling == "auto" and (facts.constant or facts.far or large):
@@ -572,23 +532,21 @@ class Number:
             raise TableError(
                 f"column {name!r} has values beyond {_LARGEST:g}", code="FK-VALUES-LARGE"
             )
-        if scale != "rank" and facts.knots:  # of a few rows the knots are all their values
+        if scale != "rank" and facts.knots:  # with few rows the knots would be all values
             facts = replace(facts, knots=(facts.least, facts.greatest))
         return cls(name, scale, gaps, facts, boolean)
 
     @property
     def useful(self) -> bool:
-        """Whether the values say something: constant ones stay as they are in range and none."""
+        """Whether the column is kept: constant ones are only for "range" and "none"."""
         known = self.facts.rows > self.facts.missing
         return known and (self.scale in ("range", "none") or not self.facts.constant)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of what it becomes."""
         return (self.name,) * self.useful + indicator(self.name, self.facts, self.gaps)
 
     def transform(self, values: Floats, names: Sequence[str] = ()) -> Floats:
-        """Return the outputs of rows, shape (n, outputs)."""
         known = np.isfinite(values)
         fill = self.facts.median if self.gaps == "encode" else np.nan
         found = [self._scaled(np.where(known, values, fill))] if self.useful else []
@@ -606,14 +564,13 @@ class Number:
         return values
 
     def far(self, values: Floats) -> Any:
-        """Return which values are further from those of the rows to learn from than these lie."""
+        """Return which values are farther outside the training range than it is wide."""
         facts = self.facts
         width = facts.greatest - facts.least
         beyond = np.fmax(facts.least - values, values - facts.greatest)
         return np.isfinite(values) & (beyond > width) & (width > 0.0)
 
     def explain(self) -> str:
-        """Return what becomes of it, without a value."""
         how = {
             "rank": f"ranks of {self.facts.rows - self.facts.missing} values",
             "standard": "mean 0, deviation 1",
@@ -625,7 +582,6 @@ class Number:
         return explained(text, self.facts, self.outputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -637,7 +593,6 @@ class Number:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Read what :meth:`to_dict` returned."""
         facts = _number_facts(values["facts"])
         boolean = values["kind"] == "boolean"
         unit = str(values.get("unit", ""))
@@ -654,7 +609,7 @@ class Date:
         Name of the column.
     gaps : {"encode", "keep"}
     first : float
-        The first date of the rows to learn from.
+        First training date.
     parts : tuple of Number
         Days since the first, weekday (Monday is 0), month and hour.
     """
@@ -667,7 +622,7 @@ class Date:
 
     @classmethod
     def fit(cls, name: str, values: Floats, scaling: Scaling, gaps: Gaps) -> Self:
-        """Fit the dates of rows, NaN where one is missing."""
+        """Fit dates, NaN where missing."""
         first = float(np.fmin.reduce(values, initial=np.inf))
         first = first if np.isfinite(first) else 0.0
         parts = parts_of_dates(values, first)
@@ -679,38 +634,31 @@ class Date:
 
     @property
     def _used(self) -> list[tuple[int, Number]]:
-        """The parts that vary."""
         return [(k, one) for k, one in enumerate(self.parts) if not one.facts.constant]
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of what it becomes."""
         names = tuple(part.name for _, part in self._used)
         return names + indicator(self.name, self.parts[0].facts, self.gaps)
 
     def transform(self, values: Floats, names: Sequence[str] = ()) -> Floats:
-        """Return the outputs of rows, shape (n, outputs)."""
         parts, known = parts_of_dates(values, self.first), np.isfinite(values)
         found = [part.transform(parts[k])[:, 0] for k, part in self._used]
         return stacked(found, known, self.parts[0].facts, self.gaps)
 
     def far(self, values: Floats) -> Any:
-        """Return which dates are further from those of the rows to learn from than these lie."""
         return self.parts[0].far(parts_of_dates(values, self.first)[0])
 
     def explain(self) -> str:
-        """Return what becomes of it, without a value."""
         parts = ", ".join(PARTS[k] for k, _ in self._used)
         return explained(parts or "constant", self.parts[0].facts, self.outputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
         own = {"kind": self.kind, "name": self.name, "gaps": self.gaps, "first": self.first}
         return {**own, "parts": [part.to_dict() for part in self.parts]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Read what :meth:`to_dict` returned."""
         parts = tuple(Number.from_dict(part) for part in values["parts"])
         if len(parts) != len(PARTS):
             raise ValueError
@@ -721,10 +669,9 @@ Column = Number | Date | Category
 
 
 def ranks(values: Floats, knots: Floats) -> Floats:
-    """Return the share of rows below values, between 0 and 1, by values at equal ranks.
+    """Return the share of rows below values, 0 to 1, by quantiles; NaN stays NaN.
 
-    Ties get the middle of their ranks, the least value 0 and the greatest 1. Values between two
-    known ones are interpolated, others clipped. NaN stays NaN.
+    Ties get their middle rank; values in between are interpolated, others clipped.
     """
     levels = np.linspace(0.0, 1.0, len(knots))
     above = np.interp(values, knots, levels)

@@ -1,4 +1,4 @@
-"""A table of numbers and texts as a matrix of features within known ranges."""
+"""Encode a table of numbers and texts as a matrix of features within known ranges."""
 
 from __future__ import annotations
 
@@ -31,27 +31,28 @@ from .columns import (
 
 # -- rare values, which a node merges with frequent ones before it adds to a sum
 #
-# One row with a 1 in a binary column is shown by the products of that column with all others, and a
-# category of one row by its count. A node therefore hides what fewer than ``min_sum_rows`` of its
-# own rows have, whatever the server asks for. It does not rely on counts over all parties: parties
-# that work together could subtract their own, and the counts would have to be opened first.
+#
+# The products of a binary column with all others reveal a single row with a 1 in it, and the count
+# of a category reveals its single row. So a node hides everything with fewer than ``min_sum_rows``
+# of its own rows, whatever the server requests. It does not rely on counts over all parties:
+# colluding parties could subtract their own, and the counts would have to be opened first.
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Told:
-    """How many of a node's rows have each category of a column, as far as it may be told.
+    """Category counts of a node's column, as far as they may be released.
 
-    What fewer than ``least`` rows have is told as 0. A count stays the one that was told until it
-    is at least ``least`` more or less: the difference of two runs counts no fewer rows either.
+    A count below ``least`` is reported as 0. A reported count changes only by at least ``least``,
+    so that the difference of two runs hides as many rows.
 
     Attributes
     ----------
     names : dict
-        Category -> rows. The first one has those of the rows as well that are left over.
+        Category -> rows. The first one also gets the remaining rows.
     gaps, others : int
-        Rows without a category, and those of all rare ones.
+        Rows without a category, and with rare ones.
     """
 
     names: Mapping[str, int] = field(default_factory=dict)
@@ -59,7 +60,7 @@ class Told:
     others: int = 0
 
     def follow(self, counts: Mapping[str, int], rows: int, least: int) -> Told:
-        """Return what may be told after this, of so many rows that have these categories.
+        """Return the next releasable counts, for so many rows with these categories.
 
         >>> Told().follow({"flu": 40, "gout": 4}, 46, 5)
         Told(names={'flu': 40}, gaps=0, others=6)
@@ -79,10 +80,10 @@ class Told:
         return Told(names, gaps, settled(rows - sum(names.values()) - gaps, self.others))
 
     def fill(self, places: Mapping[str, int], size: int, rows: int, least: int) -> Floats:
-        """Return how many of so many rows are in each bucket, and one more count: of the others.
+        """Return the rows in each bucket, then the others.
 
-        All rows but the gaps are counted; without a bucket they are others. Rows that are left over
-        are counted as the first category, so that no difference shows them.
+        All rows except gaps are counted. Remaining rows count as the first category, so that no
+        difference reveals them.
 
         >>> Told({"flu": 40}).fill({"flu": 0}, 2, 43, 5), Told().fill({}, 2, 3, 5)
         (array([43.,  0.,  0.]), array([0., 0., 0.]))
@@ -92,7 +93,7 @@ class Told:
             found[places[name]] += self.names[name]
         found[-1] = self.others if size else 0.0
         left = max(0, rows - self.gaps) - found.sum()
-        while left < 0.0:  # rows have gone of which the counts do not say it yet
+        while left < 0.0:  # some rows are gone, and the counts still contain them
             left += found.max()
             found[found.argmax()] = 0.0
         if found.any() or left >= least:
@@ -101,30 +102,20 @@ class Told:
 
 
 def merge_rows(x: Floats, least: int) -> Floats:
-    """Return rows in which no rare value of a column can be told apart by sums of products.
+    """Return rows, (n, d), in which sums of products reveal no rare value of a column.
 
-    A column becomes constant if at least half of the rows have one value, and fewer than ``least``
-    have another. Neighbouring binary columns that exclude each other are one category. Rows that
-    have none of them get the most frequent one, if they are fewer than ``least``. Without that, the
-    sum of the columns would show them. Other combinations of columns are not searched for.
-
-    Parameters
-    ----------
-    x : ndarray of float64, shape (n, d)
-        The rows of one sum.
-    least : int
-        ``min_sum_rows``. 0 or 1 merges nothing.
-
-    Returns
-    -------
-    ndarray of float64, shape (n, d)
+    A column becomes constant if at least half of the rows have one value and fewer than ``least``
+    (``min_sum_rows``) another; 0 or 1 merges nothing. Neighbouring, mutually exclusive binary
+    columns are one category: rows with none of them get the most frequent one if they are fewer
+    than ``least``, else the sum of the columns would reveal them. Other combinations are not
+    searched.
     """
     if least < 2:
         return x
-    if len(x) < 3:  # nothing tells which of two values is the rare one
+    if len(x) < 3:  # too few rows to see which of two values is rare
         return np.zeros_like(x)
     below, above = (len(x) - 1) // 2, len(x) // 2
-    ranked = np.partition(x, (below, above), axis=0)  # one of them is a value that half of them are
+    ranked = np.partition(x, (below, above), axis=0)  # one of these is the majority value, if any
     halves = (x == ranked[below]).sum(axis=0) > (x == ranked[above]).sum(axis=0)
     middle = np.where(halves, ranked[below], ranked[above])
     others = (x != middle).sum(axis=0)
@@ -150,9 +141,9 @@ def merge_rows(x: Floats, least: int) -> Floats:
     return out
 
 
-# -- encoders: all columns of a table, fitted on rows to learn from and applied to any
+# -- encoders: all columns of a table, fitted on training rows and applied to any rows
 
-_SHOWN, _LONG = 3, 30  # cells of a column that a note shows, and letters of each
+_SHOWN, _LONG = 3, 30  # cells per column in a note, and letters per cell
 
 _TYPES: dict[str, type[Number] | type[Date] | type[Category]] = {
     "number": Number,
@@ -163,16 +154,16 @@ _TYPES: dict[str, type[Number] | type[Date] | type[Category]] = {
 
 
 class Explanation(NamedTuple):
-    """What a column became.
+    """Encoding of a column.
 
     Attributes
     ----------
     column, kind : str
-        Its name, and what it holds.
+        Its name and kind.
     outputs : int
-        How many columns it became.
+        Number of output columns.
     text : str
-        How; no value and no category is named.
+        How, without values and categories.
     """
 
     column: str
@@ -183,12 +174,12 @@ class Explanation(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoder:
-    """What the columns of a table become.
+    """Fitted columns of a table.
 
     Attributes
     ----------
     columns : tuple of Number, Date or Category
-        Fitted columns, in the order of the table.
+        In the order of the table.
     """
 
     columns: tuple[Column, ...]
@@ -204,32 +195,32 @@ class Encoder:
         key: bytes = b"",
         min_rows: int = MIN_ROWS,
     ) -> Self:
-        """Fit the rows to learn from.
+        """Fit the training rows.
 
         Parameters
         ----------
         table : Table
-            The rows; held-out rows of the table are not looked at.
+            Its held-out rows are not used.
         scaling : {"auto", "rank", "standard", "range", "none"} (default: "auto")
-            How numbers, booleans and dates are scaled. Ranks are shares of the rows, from 0 to 1;
-            "auto" is the range of a column, but ranks where some of its values are far from the
-            others. "range" and "none" leave constant columns in, the others drop them.
+            Scaling of numbers, booleans and dates. Ranks are shares of the rows, 0 to 1; "auto" is
+            "range", or "rank" for columns with outliers. "range" and "none" keep constant columns,
+            the others drop them.
         gaps : {"encode", "keep"} (default: "encode")
-            Missing cells become the median and a column that says so, or stay NaN.
+            Missing cells become the median, marked by a further column, or stay NaN.
         categories : {"auto", "onehot", "frequency", "hashing"} (default: "auto")
-            A category has a column of its own, or is the share of the rows that have it, or signed
-            buckets of a keyed hash. "auto" is a column each up to 20 categories, else the shares.
+            One column per category, the share of rows with it, or signed buckets of a keyed hash.
+            "auto" is "onehot" up to 20 categories, else "frequency".
         key : bytes
-            Of the hash, drawn by default.
+            Of the hash; default random.
         min_rows : int (default: 5)
-            A category of fewer rows is one of the others, unless it is hashed.
+            Categories of fewer rows become "other", unless hashed.
 
         Raises
         ------
         TableError
-            No column says anything, or one is empty whose gaps are to be kept.
+            All columns are constant, or one is empty with gaps "keep".
         OptionError
-            There is no such scaling, or no such form of categories.
+            Unknown scaling or form of categories.
         """
         check_choices(scaling, categories)
         key = key or secrets.token_bytes(32)
@@ -254,25 +245,22 @@ class Encoder:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of what the columns become; they say no category."""
+        """Names of the outputs, which contain no category."""
         return tuple(name for column in self.columns for name in column.outputs)
 
     @property
     def sources(self) -> NDArray[np.intp]:
-        """For each output, the column it comes from."""
+        """For each output, the number of its column."""
         widths = [len(column.outputs) for column in self.columns]
         return np.repeat(np.arange(len(self.columns)), widths)
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """What each column holds, as :func:`~fedkern_flwr.tables.load_table` takes it."""
+        """The kind of each column, for :func:`~fedkern_flwr.tables.load_table`."""
         return {column.name: column.kind for column in self.columns}  # type: ignore[misc]
 
     def left_out(self, table: Table) -> tuple[str, ...]:
-        """Return notes of columns that were left out, for the user to read who holds the table.
-
-        Of text it shows three cells.
-        """
+        """Return notes on left-out columns, for the table's owner only: they show text cells."""
         constant, notes = list[str](), list[str]()
         for column in self.columns:
             cells = table.categories.get(column.name, ())[:_SHOWN]
@@ -293,22 +281,19 @@ class Encoder:
         return (*[what] * bool(constant), *shortened(notes))
 
     def transform(self, table: Table) -> NDArray[np.float64]:
-        """Return the outputs of the rows of a table, shape (n, outputs).
+        """Return the outputs of a table's rows, (n, outputs).
 
-        Parameters
-        ----------
-        table : Table
-            It has the columns by name, in any order, and may have others.
+        Columns are matched by name; others are ignored.
 
         Raises
         ------
         TableError
-            It lacks a column, or one holds something else.
+            A column is missing or of another kind.
         """
         return self._transform(table, table.x)
 
     def apply(self, table: Table) -> Table:
-        """Return a table of the outputs, of rows and held-out rows."""
+        """Return a table of the outputs, with its held-out rows."""
         return replace(
             table,
             x=self.transform(table),
@@ -319,13 +304,7 @@ class Encoder:
         )
 
     def places(self, table: Table, source: str) -> dict[str, int]:
-        """Return where each column of a table stands, which has all that are encoded.
-
-        Raises
-        ------
-        TableError
-            It lacks some; the text calls it ``source``.
-        """
+        """Return each column's position in a table, called ``source`` in errors (TableError)."""
         places = {name: k for k, name in enumerate(table.columns)}
         lacking = [column.name for column in self.columns if column.name not in places]
         if lacking:
@@ -358,14 +337,14 @@ class Encoder:
             for column in self.columns
         ]
         made = np.concatenate(found, axis=1) if found else np.empty((len(x), 0))
-        # Sums along another order in memory are rounded otherwise: figures of papers' runs stay.
+        # Another memory order would change rounding, and with it figures of the papers' runs.
         return np.asarray(made, order="C" if x.flags.c_contiguous else "F")
 
     def strange(self, table: Table) -> tuple[str, ...]:
-        """Return notes of rows of a table unlike those to learn from: counts and names of columns.
+        """Return notes on rows unlike the training rows, without values.
 
-        A line each for rare or unknown categories, for numbers and dates that are further away than
-        those to learn from lie apart, and for gaps where these had none.
+        One line each for rare or unknown categories, for values farther outside the training range
+        than it is wide, and for new gaps.
         """
         places = self.places(table, "the table")
         categories, rare, far, gaps = [], False, [], []
@@ -398,28 +377,21 @@ class Encoder:
         )
 
     def explain(self) -> list[Explanation]:
-        """Return what became of each column."""
         return [
             Explanation(one.name, one.kind, len(one.outputs), one.explain()) for one in self.columns
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values; every number survives exactly as JSON."""
+        """Return plain values; JSON keeps every number exactly."""
         return {"columns": [column.to_dict() for column in self.columns]}
 
     def to_json(self) -> str:
-        """Return it as JSON; it tells much of the rows and is to be kept like them."""
+        """Return JSON; it reveals much of the rows and must be protected like them."""
         return json.dumps(self.to_dict())
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """Read what :meth:`to_dict` returned.
-
-        Raises
-        ------
-        TableError
-            It is something else.
-        """
+        """Read what :meth:`to_dict` returned; TableError for anything else."""
         try:
             return cls(tuple(_TYPES[one["kind"]].from_dict(one) for one in values["columns"]))
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -429,13 +401,7 @@ class Encoder:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what :meth:`to_json` wrote.
-
-        Raises
-        ------
-        TableError
-            It is something else.
-        """
+        """Read what :meth:`to_json` wrote; TableError for anything else."""
         try:
             values = read_json(text)
         except ValueError:
@@ -444,12 +410,7 @@ class Encoder:
 
 
 def check_choices(scaling: Any, categories: Any) -> None:
-    """Refuse a form of columns that there is not.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise OptionError for an unknown scaling or form of categories."""
     for what, found, choices in (
         ("scaling", scaling, get_args(Scaling)),
         ("form of categories", categories, get_args(Categories)),
@@ -473,20 +434,14 @@ def _refuse_empty(table: Table) -> None:
         )
 
 
-# -- encoders that a node keeps beside its state, for later runs and predictions
+# -- encoders that a node keeps with its state, for later runs and predictions
 
 
 class KeptEncoder:
-    """The encoder of a block of columns: of the node's own rows, or common to all its holders.
+    """The encoder of a block of columns: of the node's rows, or common to all holders.
 
-    Parameters
-    ----------
-    encoder : Encoder
-        Fitted on rows of the node, or made of sums over all holders.
-    mark : str
-        Drawn when it was fitted: another holder of the block with an encoder of its own has another
-        one, so that names of columns tell them apart and say nothing of the rows. Of a common
-        encoder that of the run that made it.
+    ``mark`` is a random number of the fit (a common encoder's is that of its run). Column names
+    with it differ from those of another holder's encoder, and reveal nothing of the rows.
     """
 
     def __init__(self, encoder: Encoder, mark: str) -> None:
@@ -494,14 +449,14 @@ class KeptEncoder:
 
     @classmethod
     def fit(cls, path: Path, table: Table, scaling: Any = "auto", categories: Any = "auto") -> Self:
-        """Fit the rows of a table and keep the encoder in a file, for this user's eyes only.
+        """Fit a table's rows and save the encoder to a private file.
 
         Raises
         ------
         TableError
-            The file cannot be written, or no column says anything.
+            The file cannot be written, or all columns are constant.
         OptionError
-            There is no such scaling, or no such form of categories.
+            Unknown scaling or form of categories.
         """
         encoder = Encoder.fit(table, scaling, categories=categories)
         kept = cls(encoder, secrets.token_hex(8))
@@ -509,13 +464,7 @@ class KeptEncoder:
         return kept
 
     def write(self, path: Path) -> None:
-        """Keep the encoder in a file, for this user's eyes only.
-
-        Raises
-        ------
-        TableError
-            The file cannot be written.
-        """
+        """Save the encoder to a private file; TableError if that fails."""
         text = json.dumps({**self.encoder.to_dict(), "mark": self.mark})
         try:
             write_atomically(path, text.encode(), private=True)
@@ -526,13 +475,7 @@ class KeptEncoder:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the encoder of an earlier run.
-
-        Raises
-        ------
-        TableError
-            The file cannot be read, or holds something else.
-        """
+        """Read the encoder of an earlier run; TableError if that fails."""
         try:
             values = read_json(path.read_text())
         except (OSError, ValueError):
@@ -543,10 +486,9 @@ class KeptEncoder:
         return cls(encoder, str(values.get("mark", "")))
 
     def apply(self, table: Table) -> Table:
-        """Return a table of what the columns become."""
         return self.encoder.apply(table)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of what the columns become, which no other encoder has."""
+        """Names of the outputs, unique to this encoder."""
         return tuple(f"{name} of {self.mark}" for name in self.encoder.outputs)

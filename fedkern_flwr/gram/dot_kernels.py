@@ -1,8 +1,7 @@
-"""Kernels that are functions of dot products, from the Gram matrix alone.
+"""Kernels that are functions of dot products, computed from the Gram matrix alone.
 
-Whoever holds K = X^T X needs no features any more: each kernel here is computed entry by entry from
-K_ij, K_ii and K_jj. The boolean ones are for features of 0 and 1, where K_ij counts the features
-that two instances share.
+With K = X^T X no features are needed: each kernel follows from K_ij, K_ii and K_jj. The boolean
+kernels are for features of 0 and 1, where K_ij counts the features that two instances share.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _AT_LEAST_0 = "at least 0, or the kernel is not positive semi-definite"
 
 @dataclass(frozen=True)
 class DotKernel:
-    r"""A kernel that is a function of dot products.
+    """A kernel that is a function of dot products.
 
     ===============  =================================================
     name             k(x, z), with <x, z> the dot product
@@ -62,7 +61,7 @@ class DotKernel:
     Raises
     ------
     OptionError
-        If the name is unknown, or a value is out of its range or would make the kernel indefinite.
+        If the name is unknown, or a value is out of range or makes the kernel indefinite.
 
     References
     ----------
@@ -77,7 +76,6 @@ class DotKernel:
     coefficients: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the options."""
         if self.name not in KERNELS:
             raise OptionError(
                 f"there is no kernel {self.name!r}",
@@ -108,14 +106,11 @@ class DotKernel:
         return self.name in ("conjunctive", "disjunctive")
 
     def block(self, products: Array, left: Array, right: Array, features: int) -> Floats:
-        """Return the kernel between two sets of instances.
+        """Return the kernel between two sets of instances, shape (a, b).
 
-        From integers the squared distances of "rbf" and the counts of "disjunctive" are exact
-        before they are rounded to a float, the former if norms stay below 2^61; "conjunctive" is
-        exact up to 2^53 and then rounded ``2 degree`` times. From floating-point products the
-        squared distances have the rounding errors of K, and negative ones are set to 0.
-
-        Memory: the result and some 20 MB.
+        From integers, "disjunctive" and the squared distances of "rbf" (norms below 2^61) are exact
+        before the final rounding; "conjunctive" is exact up to 2^53. From floats, squared distances
+        have the rounding errors of K; negative ones become 0. Memory: the result and some 20 MB.
 
         Parameters
         ----------
@@ -124,16 +119,12 @@ class DotKernel:
         left, right : ndarray, shapes (a,) and (b,)
             <x_i, x_i> and <z_j, z_j>.
         features : int
-            n, the number of features summed over; only "disjunctive" needs it.
-
-        Returns
-        -------
-        ndarray of float64, shape (a, b)
+            n, number of features summed over; only for "disjunctive".
 
         Raises
         ------
         OptionError
-            If values exceed the range of float64, or are impossible for features of 0 and 1.
+            Values exceed float64, or are impossible for features of 0 and 1.
         """
         if products.shape != (left.size, right.size):
             raise OptionError(
@@ -155,19 +146,16 @@ class DotKernel:
         return out
 
     def matrix(self, gram: Array, features: int) -> Floats:
-        """Return the kernel of all pairs of instances from their Gram matrix.
+        """Return the kernel of all pairs of instances, shape (m, m), exactly symmetric.
+
+        The diagonal of "cosine" is exactly 1, or 0 where the norm is 0.
 
         Parameters
         ----------
         gram : ndarray, shape (m, m)
             K, integers or floats.
         features : int
-            n, the number of features summed over; only "disjunctive" needs it.
-
-        Returns
-        -------
-        ndarray of float64, shape (m, m)
-            Exactly symmetric; the diagonal of "cosine" is exactly 1, or 0 where the norm is 0.
+            n, number of features summed over; only for "disjunctive".
 
         Raises
         ------
@@ -182,7 +170,6 @@ class DotKernel:
         return out
 
     def _function(self, features: int) -> Callable[[Array, Array, Array, Floats], None]:
-        """Return what computes rows of the kernel, from the products and norms, into its output."""
         if self.name == "disjunctive":
             return _disjunctive(features, self.degree)
         functions: dict[str, Callable[[Array, Array, Array, Floats], None]] = {
@@ -221,12 +208,11 @@ class DotKernel:
 
 
 def _disjunctive(features: int, degree: int) -> Callable[[Array, Array, Array, Floats], None]:
-    """Return what counts the disjunctions of d features, of n, that are true of both instances.
+    """Return a function that counts the disjunctions of d of n features true of both instances.
 
     binom(n, d) - binom(n - K_ii, d) - binom(n - K_jj, d) + binom(n - K_ii - K_jj + K_ij, d): all
-    disjunctions less those that miss the one or the other. The numbers are far larger than what is
-    left of them, so they are added as integers, Python's where 64 bits do not hold them, and only
-    the result is rounded.
+    disjunctions minus those that miss one or the other. The terms are far larger than the result,
+    so they are added as integers (Python's beyond 64 bits) and rounded last.
     """
     binomials = [math.comb(v, degree) for v in range(features + 1)]
     kind: Any = object if max(binomials, default=0).bit_length() > _SUMMED else np.int64
@@ -256,7 +242,7 @@ def _cosine(products: Array, left: Array, right: Array, out: Floats) -> None:
 
 
 def _squared_distances(products: Array, left: Array, right: Array) -> Array:
-    """Return K_ii + K_jj - 2 K_ij, in integers where they cannot overflow."""
+    """Return K_ii + K_jj - 2 K_ij, in integers if they cannot overflow."""
     whole = all(part.dtype.kind in "iu" for part in (products, left, right))
     largest = max(float(left.max(initial=0)), float(right.max(initial=0)))
     kind = np.int64 if whole and largest < 2.0**61 else np.float64

@@ -1,12 +1,11 @@
 """Exact Gram matrices of integer tables, packed for a secure sum.
 
-Users u hold rows x_u of m whole numbers, one for each item, and a client holds some of the users.
-The Gram matrix of all rows, K = sum_u x_u^T x_u, is the sum of the clients' own Gram matrices. A
-client uploads the upper triangle of its own, m (m + 1) / 2 integers, and the sum is taken modulo
-2^16, 2^32 or 2^64 under a public bound per entry, so K comes out exact.
+A client holds rows x_u of m whole numbers, one row per user. The Gram matrix of all rows, K = sum_u
+x_u^T x_u, is the sum of the clients' Gram matrices. Each uploads its upper triangle, m (m + 1) / 2
+integers, modulo 2^16, 2^32 or 2^64. A public bound per entry rules out overflow, so K is exact.
 
-Real features are rounded to whole multiples of 2^-f first (:func:`quantise`); K is then the exact
-Gram matrix of the rounded features, in units of 4^-f.
+Real features are first rounded to multiples of 2^-f (:func:`quantise`); K is then exact for the
+rounded features, in units of 4^-f.
 """
 
 from __future__ import annotations
@@ -33,28 +32,17 @@ _RINGS = (16, 32, 64)  # bits
 _SIGNED: dict[int, type[np.signedinteger[Any]]] = {16: np.int16, 32: np.int32, 64: np.int64}
 _BLOCK_BYTES = 8 << 20  # of one temporary array; up to six are alive at once
 _MAX_USERS = 1 << 22  # in a block, so that sums of low halves stay below 2^53
-_THIN = 256  # users
+_THIN = 256  # users; thinner products run in one thread
 _MIRROR = 64  # rows of a block that is transposed within the processor's cache
 
 
 def packed_size(items: int) -> int:
-    """Return m (m + 1) / 2, how many numbers the upper triangle of m items has."""
+    """Return m (m + 1) / 2, the size of the upper triangle."""
     return items * (items + 1) // 2
 
 
 def pack(matrix: Array) -> Array:
-    """Return the upper triangle of a matrix with its diagonal, row by row.
-
-    Parameters
-    ----------
-    matrix : ndarray, shape (m, m)
-        Symmetric; the lower triangle is not read.
-
-    Returns
-    -------
-    ndarray, shape (m (m + 1) / 2,)
-        Of the same dtype.
-    """
+    """Return the upper triangle of a symmetric matrix, (m, m), row by row."""
     items = len(matrix)
     packed = np.empty(packed_size(items), matrix.dtype)
     for row, part in _row_tails(items, 0, items):
@@ -63,26 +51,9 @@ def pack(matrix: Array) -> Array:
 
 
 def unpack(packed: Array, items: int) -> Array:
-    """Return the symmetric matrix of a packed upper triangle.
+    """Return the symmetric matrix of a packed upper triangle; ProtocolError for a wrong length.
 
-    It takes m^2 numbers of memory, twice those of ``packed``, and nothing else to speak of.
-
-    Parameters
-    ----------
-    packed : ndarray, shape (m (m + 1) / 2,)
-        The upper triangle, row by row.
-    items : int
-        m, the number of items.
-
-    Returns
-    -------
-    ndarray, shape (m, m)
-        Of the same dtype.
-
-    Raises
-    ------
-    ProtocolError
-        If ``packed`` has another length.
+    It needs the memory of the result, twice that of ``packed``, and little else.
     """
     _check_packed(packed, items)
     matrix = np.empty((items, items), packed.dtype)
@@ -93,7 +64,7 @@ def unpack(packed: Array, items: int) -> Array:
 
 
 def mirror_upper(matrix: Array) -> None:
-    """Write the upper triangle of a matrix, shape (m, m), over its lower one, in place."""
+    """Copy the upper triangle of a matrix to its lower one, in place."""
     items = len(matrix)
     for start in range(0, items, _MIRROR):
         stop = min(start + _MIRROR, items)
@@ -104,21 +75,16 @@ def mirror_upper(matrix: Array) -> None:
 
 
 def packed_columns(packed: Array, items: int, columns: NDArray[np.integer[Any]]) -> Array:
-    """Return some columns of a packed symmetric matrix, without unpacking the rest.
+    """Return K[:, columns], shape (m, p), of a packed symmetric matrix without unpacking the rest.
 
     Parameters
     ----------
     packed : ndarray, shape (m (m + 1) / 2,)
         The upper triangle, row by row.
     items : int
-        m, the number of items.
+        m.
     columns : ndarray of int, shape (p,)
-        Which, from 0 to m - 1, in any order.
-
-    Returns
-    -------
-    ndarray, shape (m, p)
-        K[:, columns], of the same dtype as ``packed``.
+        From 0 to m - 1, in any order.
 
     Raises
     ------
@@ -142,13 +108,7 @@ def packed_columns(packed: Array, items: int, columns: NDArray[np.integer[Any]])
 
 
 def packed_diagonal(packed: Array, items: int) -> Array:
-    """Return the diagonal, shape (m,), of a packed matrix of m items.
-
-    Raises
-    ------
-    ProtocolError
-        If ``packed`` has another length.
-    """
+    """Return the diagonal, shape (m,), of a packed matrix; ProtocolError for a wrong length."""
     _check_packed(packed, items)
     return packed[_row_starts(items, np.arange(items))]
 
@@ -156,19 +116,18 @@ def packed_diagonal(packed: Array, items: int) -> Array:
 def local_gram(x: Rows, bits: int) -> NDArray[np.signedinteger[Any]]:
     """Return the packed Gram matrix X^T X of a client's rows, exactly.
 
-    A single user with p non-zero values costs p^2 numbers. Other tables go through products of
-    floating-point blocks in which every partial sum is a whole number that the type holds exactly:
-    by Cauchy and Schwarz none exceeds the largest entry of the diagonal. Where that is 2^52 or
-    more, the numbers are split into high and low halves first.
-
-    Memory: the packed result, and at most 64 MB beside it.
+    A single user with p non-zero values costs p^2 operations. Other tables use products of
+    floating-point blocks with
+    partial sums are exact whole numbers: by Cauchy and Schwarz none
+    exceeds the largest diagonal entry. From 2^52 on, numbers are first split into high and low
+    halves. Memory: the result and at most 64 MB.
 
     Parameters
     ----------
     x : ndarray or CSR array or matrix, shape (users, m)
-        Whole numbers of an integer dtype.
+        Of an integer dtype.
     bits : {16, 32, 64}
-        Of the ring.
+        Size of the ring.
 
     Returns
     -------
@@ -177,9 +136,9 @@ def local_gram(x: Rows, bits: int) -> NDArray[np.signedinteger[Any]]:
     Raises
     ------
     OptionError
-        If there is no such ring or the table does not hold integers.
+        There is no such ring, or the table does not hold integers.
     TableError
-        If an entry does not fit; never, when the declared bound has been checked.
+        An entry does not fit; never, if the declared bound was checked.
     """
     if bits not in _SIGNED:
         raise OptionError(
@@ -205,9 +164,9 @@ def cross_gram(new: Rows, x: Rows) -> Integers:
     Parameters
     ----------
     new : ndarray or CSR array or matrix, shape (users, m_new)
-        Whole numbers of an integer dtype.
+        Of an integer dtype.
     x : ndarray or CSR array or matrix, shape (users, m)
-        The same.
+        Of an integer dtype.
 
     Returns
     -------
@@ -216,9 +175,9 @@ def cross_gram(new: Rows, x: Rows) -> Integers:
     Raises
     ------
     OptionError
-        If the tables have different numbers of users or do not hold integers.
+        Different numbers of users, or no integers.
     TableError
-        If an entry could exceed 63 bits.
+        An entry could exceed 63 bits.
     """
     new, x = _integer_rows(new), _integer_rows(x)
     if new.shape[0] != x.shape[0]:
@@ -239,17 +198,7 @@ def cross_gram(new: Rows, x: Rows) -> Integers:
 
 
 def local_support(x: Rows) -> Integers:
-    """Return how many users have a non-zero value, for each item.
-
-    Parameters
-    ----------
-    x : ndarray or CSR array or matrix, shape (users, m)
-        The features of a client's users.
-
-    Returns
-    -------
-    ndarray of int64, shape (m,)
-    """
+    """Return how many users have a non-zero value, for each item of a table (users, m)."""
     if not is_sparse(x):
         return np.asarray(np.count_nonzero(x, axis=0), np.int64)
     x = canonical(x)
@@ -257,14 +206,13 @@ def local_support(x: Rows) -> Integers:
 
 
 def _row_starts(items: int, rows: Integers) -> Integers:
-    """Return where the rows of the upper triangle start in the packed vector."""
     return rows * items - rows * (rows - 1) // 2
 
 
 def _row_tails(items: int, start: int, stop: int) -> Iterator[tuple[int, slice]]:
-    """Yield each row with its place in the packed vector.
+    """Yield each row with its slice of the packed vector.
 
-    One copy per row: index arrays of the triangle would need more memory than the matrix.
+    Index arrays of the triangle would need more memory than the matrix.
     """
     place = start * items - start * (start - 1) // 2
     for row in range(start, stop):
@@ -273,7 +221,6 @@ def _row_tails(items: int, start: int, stop: int) -> Iterator[tuple[int, slice]]
 
 
 def _write_products(packed: Array, items: int, columns: Integers, values: Integers) -> None:
-    """Write the products of one user's non-zero values, ascending by column, to zeros."""
     size = columns.size
     order = np.arange(size)
     step = max(1, _BLOCK_BYTES // (8 * max(1, size)))
@@ -286,7 +233,6 @@ def _write_products(packed: Array, items: int, columns: Integers, values: Intege
 
 
 def _add_products(packed: Array, x: Rows, largest: float) -> None:
-    """Write the packed products of all users to zeros, block by block."""
     items = x.shape[1]
     height = max(1, _BLOCK_BYTES // (8 * max(1, items)))
     for number, chunk in enumerate(_chunks(x, items)):
@@ -304,7 +250,6 @@ def _add_products(packed: Array, x: Rows, largest: float) -> None:
 
 
 def _chunks(x: Rows, items: int) -> Iterator[Integers]:
-    """Yield dense blocks of as many users as have room with ``items`` columns, at least one."""
     step = min(_MAX_USERS, max(1, _BLOCK_BYTES // (8 * max(1, items))))
     for start in range(0, x.shape[0], step):
         chunk = x[start : start + step]
@@ -313,19 +258,18 @@ def _chunks(x: Rows, items: int) -> Iterator[Integers]:
 
 
 def _float_factors(x: Integers, largest: float) -> tuple[Array, ...]:
-    """Return x as floats whose products are exact, or its high and low halves.
+    """Return x as floats with exact products, or its high and low halves.
 
-    With x = 2^16 high + low and low from -2^15 to 2^15 - 1, |low| <= |x| and |high| <= 2^-15 |x|,
-    so products with a high half stay below 2^(63 - 15) and those of two low ones below 2^30 each.
+    With x = 2^16 high + low and low from -2^15 to 2^15 - 1, |low| <= |x| and |high| <= 2^-15 |x|.
+    Products with a high half stay below 2^(63 - 15), those of two low halves below 2^30.
     """
-    if largest < 2.0**52:  # a bit less than the type holds: ``largest`` is rounded itself
+    if largest < 2.0**52:  # slightly below what the type holds, as ``largest`` is rounded
         return (x.astype(np.float32 if largest < 2.0**23 else np.float64),)
     high = (x + (1 << 15)) >> 16
     return high.astype(np.float64), (x - (high << 16)).astype(np.float64)
 
 
 def _exact_product(left: tuple[Array, ...], right: tuple[Array, ...]) -> Array:
-    """Return left^T right of float factors: whole numbers, as floats or combined in int64."""
     if len(left) == 1:
         product: Array = left[0].T @ right[0]
         return product.astype(np.int64)
@@ -333,16 +277,15 @@ def _exact_product(left: tuple[Array, ...], right: tuple[Array, ...]) -> Array:
     total <<= 16
     total += (left[0].T @ right[1]).astype(np.int64)
     total += (left[1].T @ right[0]).astype(np.int64)
-    total <<= 16  # what wraps around here comes back with the last addition
+    total <<= 16  # an overflow here is undone by the last addition
     total += (left[1].T @ right[1]).astype(np.int64)
     return total
 
 
 def _threads(users: int) -> AbstractContextManager[Any]:
-    """Keep thin products to one thread of BLAS.
+    """Limit BLAS to one thread for thin products.
 
-    They are bound by memory anyway, and on a processor that is busy with other clients threads that
-    wait for each other make them twenty times as slow.
+    They are bound by memory; on a busy processor, waiting threads make them twenty times as slow.
     """
     return threadpool_limits(1, "blas") if users < _THIN else nullcontext()
 
@@ -360,7 +303,6 @@ def _integer_rows(x: Rows) -> Rows:
 
 
 def _non_zeros(x: Rows) -> tuple[Integers, Integers]:
-    """Return the columns and the values of a single user, ascending by column."""
     if is_sparse(x):
         return x.indices.astype(np.int64), x.data.astype(np.int64)
     columns = np.flatnonzero(x[0])
@@ -368,7 +310,7 @@ def _non_zeros(x: Rows) -> tuple[Integers, Integers]:
 
 
 def _largest_norm(x: Rows) -> float:
-    """Return the largest sum of squares of a column, which no entry of X^T X exceeds."""
+    """Return the largest sum of squares of a column, a bound on all entries of X^T X."""
     if is_sparse(x):
         squares = x.data.astype(np.float64) ** 2
         norms = np.bincount(x.indices, weights=squares, minlength=x.shape[1])
@@ -378,7 +320,6 @@ def _largest_norm(x: Rows) -> float:
 
 
 def _checked_products(largest: float, bits: int) -> float:
-    """Return the largest product of two columns; refuse one that a ring does not hold."""
     if largest >= 2.0 ** (bits - 1):
         raise TableError(
             f"the products of the features overflow a {bits}-bit ring",
@@ -400,14 +341,14 @@ def _check_packed(packed: Array, items: int) -> None:
 
 
 def count_values(x: Rows, bound: float) -> Rows:
-    """Return features that are counts, 0 or 1 for instance, as integers.
+    """Return counts (such as 0 and 1) as integers.
 
     Parameters
     ----------
     x : ndarray or sparse array or matrix, shape (users, m)
-        Whole numbers of at least 0 of any numeric dtype.
+        Non-negative whole numbers of any numeric dtype.
     bound : float
-        The largest that may occur.
+        Largest value allowed.
 
     Returns
     -------
@@ -417,9 +358,9 @@ def count_values(x: Rows, bound: float) -> Rows:
     Raises
     ------
     OptionError
-        If the bound is not positive or does not fit 63 bits.
+        The bound is not positive or exceeds 63 bits.
     TableError
-        If a value is negative, not whole, NaN, infinite or above the bound. The text quotes none.
+        A value is negative, not whole, not finite or above the bound. The text quotes none.
     """
     _check_bound(bound)
     if bound >= 2.0**63:
@@ -442,7 +383,7 @@ def count_values(x: Rows, bound: float) -> Rows:
 
 
 def quantise(x: Rows, fraction_bits: int, bound: float) -> Integers:
-    """Return real features as whole multiples of 2^-f, the nearest: round(x 2^f).
+    """Round real features to multiples of 2^-f: round(x 2^f).
 
     Parameters
     ----------
@@ -451,7 +392,7 @@ def quantise(x: Rows, fraction_bits: int, bound: float) -> Integers:
     fraction_bits : int
         f, at least 0.
     bound : float
-        The largest absolute value that may occur.
+        Largest absolute value allowed.
 
     Returns
     -------
@@ -461,9 +402,9 @@ def quantise(x: Rows, fraction_bits: int, bound: float) -> Integers:
     Raises
     ------
     OptionError
-        If the options do not fit 63 bits.
+        The options exceed 63 bits.
     TableError
-        If a value is NaN, infinite or beyond the bound. The text quotes none.
+        A value is not finite or beyond the bound. The text quotes none.
     """
     if _scaled_bound(bound, fraction_bits) >= 1 << 63:
         raise OptionError(
@@ -482,21 +423,16 @@ def quantise(x: Rows, fraction_bits: int, bound: float) -> Integers:
 
 
 def entry_bound(rows: int, bound: float, fraction_bits: int) -> int:
-    """Return rows ceil(bound 2^f)^2, the largest absolute value of an entry of a Gram matrix.
+    """Return rows ceil(bound 2^f)^2, the largest absolute entry of a Gram matrix, exactly.
 
     Parameters
     ----------
     rows : int
-        The largest number of rows (users) that the matrix is made of.
+        Most rows (users) in the matrix.
     bound : float
-        The largest absolute value of a feature.
+        Largest absolute value of a feature.
     fraction_bits : int
         f; 0 for counts.
-
-    Returns
-    -------
-    int
-        Exact, of any size.
 
     Raises
     ------
@@ -509,19 +445,14 @@ def entry_bound(rows: int, bound: float, fraction_bits: int) -> int:
 
 
 def smallest_ring(parties: int, entry: int) -> int:
-    """Return the bits of the smallest ring that holds a sum of matrices.
+    """Return the bits of the smallest ring that holds a sum: parties entry < 2^(bits - 1).
 
     Parameters
     ----------
     parties : int
-        Number of matrices in the sum.
+        Matrices in the sum.
     entry : int
-        The largest absolute value of an entry of each, see :func:`entry_bound`.
-
-    Returns
-    -------
-    {16, 32, 64}
-        The sum stays below half the ring: parties entry < 2^(bits - 1).
+        Largest absolute entry of each, see :func:`entry_bound`.
 
     Raises
     ------
@@ -530,7 +461,7 @@ def smallest_ring(parties: int, entry: int) -> int:
     """
     for bits in _RINGS:
         half = 1 << (bits - 1)
-        # the encoding compares again, with the bound rounded to a float, perhaps upwards
+        # the encoding compares again, with a bound that may be rounded upwards
         if parties * entry < half and parties * float(entry) < half:
             return bits
     raise OptionError(
@@ -541,25 +472,19 @@ def smallest_ring(parties: int, entry: int) -> int:
 
 
 def quantisation_error(features: int, bound: float, fraction_bits: int) -> float:
-    """Return how far an entry of K may be from that of the features before they were rounded.
+    """Return a bound on the rounding error of an entry of K, n h (2 B + h).
 
-    Rounding moves each number by at most h = 2^-(f + 1), so a product of two numbers within the
-    bound B moves by at most 2 B h + h^2, and a sum over n users by n times that.
+    Rounding moves a number by at most h = 2^-(f + 1), so a product of two numbers within B moves by
+    at most 2 B h + h^2. Whole numbers have no error, which the caller must know.
 
     Parameters
     ----------
     features : int
-        n, the number of all rows (users) that K is summed over.
+        n, number of all rows (users) in K.
     bound : float
         B, the largest absolute value of a feature.
     fraction_bits : int
         f.
-
-    Returns
-    -------
-    float
-        n h (2 B + h), in squared units of the data. Features that are whole numbers have no error
-        at all, which the caller knows.
 
     Raises
     ------
@@ -580,7 +505,6 @@ def _check_bound(bound: float) -> None:
 
 
 def _scaled_bound(bound: float, fraction_bits: int) -> int:
-    """Return ceil(bound 2^f), exactly."""
     _check_bound(bound)
     if not 0 <= fraction_bits <= 1000:
         raise OptionError(
@@ -601,7 +525,7 @@ def _check_table(x: Rows) -> None:
 def _check_counts(values: Array, bound: float) -> None:
     if not values.size:
         return
-    _largest_absolute(values)  # are finite
+    _largest_absolute(values)  # checks that values are finite
     whole = values.dtype.kind != "f" or bool((np.floor(values) == values).all())
     if not whole or values.min() < 0:
         raise TableError(
@@ -609,7 +533,7 @@ def _check_counts(values: Array, bound: float) -> None:
             remedy='use encoding "fixed-point"',
             code="FK-VALUES-COUNTS",
         )
-    if values.max().item() > bound:  # a float of it could be the bound, beyond 2^53
+    if values.max().item() > bound:  # beyond 2^53 a value could round to the bound as a float
         raise _beyond(bound)
 
 
@@ -622,7 +546,6 @@ def _beyond(bound: float) -> TableError:
 
 
 def _largest_absolute(values: Array) -> float:
-    """Return the largest absolute value, 0 of none; refuse what is not finite."""
     ends = [abs(float(values.max())), abs(float(values.min()))] if values.size else [0.0]
     if not all(map(math.isfinite, ends)):
         raise TableError(
@@ -632,14 +555,14 @@ def _largest_absolute(values: Array) -> float:
 
 
 def is_sparse(x: Rows) -> bool:
-    """Tell whether rows are an array or matrix of SciPy's, which is not imported for it."""
+    """Return whether rows are a SciPy array or matrix, without importing SciPy."""
     return hasattr(x, "tocsr")
 
 
 def canonical(x: Rows) -> Rows:
-    """Return a CSR array or matrix in which each row names its columns once, in order."""
+    """Return a CSR table in which each row has each column once, in order."""
     x = x.tocsr()
     if not x.has_canonical_format:
-        x = x.astype(np.int64) if x.dtype.kind in "biu" else x.copy()  # room for the sums
+        x = x.astype(np.int64) if x.dtype.kind in "biu" else x.copy()  # room for sums of duplicates
         x.sum_duplicates()
     return x

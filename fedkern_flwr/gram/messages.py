@@ -1,9 +1,8 @@
-"""What Secure Gram and FedCFK send, who sums with whom, which items are kept, and in which rings.
+"""Messages of Secure Gram and FedCFK, their sums and rings, cohorts, and the items that are kept.
 
 A row is a user's ratings, or a feature of all instances; a column is an item, or an instance.
-What is summed travels in secure sums, named here; session and number of the exchange are filled in
-as a request is sent, the number of a reply by the client's base. Server and clients compute the
-rings from the same public numbers, so that neither has to trust the other.
+Server and clients compute the rings from the same public numbers, so neither has to trust the
+other.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from .dot_kernels import DotKernel
 from .matrix import entry_bound, packed_size, smallest_ring
 from .recommenders import ItemKernel, Recommender, compact
 
-#: Rows that are not zero, per item.
+#: Non-zero rows per item.
 COUNTS_SUM = "item counts"
-#: Packed Gram matrix of the items that are kept.
+#: Packed Gram matrix of the kept items.
 GRAM_SUM = "gram matrix"
 #: Products of new items with the old ones, then the new items' squares.
 CROSS_SUM = "cross products"
-#: Summed AUC, nDCG and recall of users, how many they are; steps of lambda, times a node's users.
+#: Sums of users' AUC, nDCG and recall, number of users; steps of lambda, times a node's users.
 RANKING_SUM = "ranking metrics"
 
 GramEncoding = Literal["counts", "fixed-point"]
@@ -45,14 +44,14 @@ Numbers = NDArray[Any]
 
 @dataclass(frozen=True)
 class GramFacts:
-    """What is public of a cohort and decides its sum.
+    """Public facts of a cohort that decide its sum.
 
     Attributes
     ----------
     parties : int
         Nodes in the cohort.
     rows : int
-        Most rows of one of them.
+        Most rows of a node.
     items : int
         Of the catalogue.
     """
@@ -63,44 +62,43 @@ class GramFacts:
 
 
 class GramRequest(Message):
-    """What every request of the method carries."""
+    """Fields of every request of the method."""
 
-    what: ClassVar[str] = ""  # is summed
+    what: ClassVar[str] = ""  # name of the sum
     session: str = ""
-    round: int = 0  # grows with every exchange, so that duplicates are noticed
+    round: int = 0  # grows with each exchange, so that duplicates are recognised
 
     def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
-        """Declare the sum that the request asks for, to which those asked the same contribute.
+        """Declare the request's sum; only nodes with the same request contribute to it.
 
         Raises
         ------
         OptionError
-            No ring has room for it.
+            No ring is large enough.
         """
         return []
 
 
 class GramReply(Message):
-    """What every reply of the method carries."""
+    """Fields of every reply of the method."""
 
     round: int = 0
 
 
 class SumRequest(GramRequest):
-    """What every request for a sum of products carries."""
+    """Fields of every request for a sum of products."""
 
-    # "counts", whole numbers from 0, or "fixed-point", real ones that are rounded to multiples of
-    # 2^-fraction_bits.
+    # "counts" (whole numbers from 0) or "fixed-point" (real numbers, rounded to multiples of
+    # 2^-fraction_bits).
     encoding: str
     bound: float  # public, on the absolute value of a cell
     fraction_bits: int
     rows: int  # most rows of a node; with the bound it decides the ring
-    parties: int  # nodes in the cohort, likewise
-    # Whether the sum can do without nodes that drop out; it is opened in an exchange of its own.
+    parties: int  # nodes in the cohort, which decide the ring, too
+    # Whether the sum survives dropouts; it is then opened in a separate exchange.
     self_masks: bool = True
 
     def ring(self, facts: GramFacts) -> Encoding:
-        """Return the ring of products of two cells."""
         return matrix_encoding(facts.parties, facts.rows, self.bound, self.fraction_bits)
 
 
@@ -124,10 +122,10 @@ class MatrixRequest(SumRequest, phase="gram-matrix"):
     """Sum the Gram matrix of some items."""
 
     what = GRAM_SUM
-    # The nodes of the cohort whose rows are summed, a bit each, the same for all. Who missed the
-    # item counts adds zeros, for its masks.
+    # Nodes of the cohort with summed rows, one bit each, the same for all. A node that missed the
+    # item counts adds zeros, as its masks are needed.
     counted: bytes
-    supports: bool  # whether the rows that have each item are counted again, after the matrix
+    supports: bool  # whether to count the rows with each item again, after the matrix
     items: Items = array("items", dtype="index")  # ascending
 
     def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
@@ -144,7 +142,7 @@ class CrossRequest(SumRequest, phase="gram-cross"):
     """Sum the products of the node's new items with the old ones."""
 
     what = CROSS_SUM
-    new_items: int  # how many there must be
+    new_items: int  # required number
     items: Items = array("items", dtype="index")  # the old ones, ascending
 
     def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
@@ -157,14 +155,14 @@ class CrossReply(GramReply, phase="gram-cross"):
     """The node's products are in the sum."""
 
 
-#: Fields of a request that are those of a kernel, of its items, and of what ranks by them.
+#: Fields of a request that belong to a kernel, to its items, and to the learner.
 _OF_KERNEL = ("degree", "gamma", "coef0")
 _OF_ITEMS = ("users", "mean", "items", "products")
 _OF_RANKS = ("learner", "regularization", "subtract_mean", "neighbours")
 
 
 class RecommendRequest(GramRequest, phase="gram-recommend"):
-    """The kernel. Rank the items for each user, on the device."""
+    """The kernel, with which each device ranks the items for its users."""
 
     what = RANKING_SUM
     kernel: str  # this and the next three: see :class:`fedkern_flwr.gram.dot_kernels.DotKernel`
@@ -174,8 +172,8 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
     users: int  # in the sum
     learner: str  # "ease", "cf-komd" or "knn"
     regularization: float
-    tune: bool  # whether nodes choose lambda, from the learner's usual one on
-    summed: bytes  # nodes of the cohort whose rows are in the matrix, a bit each; empty: none
+    tune: bool  # whether nodes choose lambda, from the learner's default on
+    summed: bytes  # nodes of the cohort with rows in the matrix, one bit each; empty: none
     subtract_mean: bool
     neighbours: int  # of learner "knn"
     rows: int  # most users of a node
@@ -192,7 +190,6 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
 
     @classmethod
     def of(cls, ranks: Recommender, **more: Any) -> Self:
-        """Return a request that carries what ranks items."""
         items, kernel = ranks.kernel, ranks.kernel.kernel
         named = ((ranks, _OF_RANKS), (items, _OF_ITEMS), (kernel, _OF_KERNEL))
         found = {name: getattr(one, name) for one, names in named for name in names}
@@ -200,7 +197,6 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
         return cls(**found, squares=compact(items.squares), **more)
 
     def recommender(self, catalogue: int) -> Recommender:
-        """Return what ranks the items of a catalogue."""
         own = vars(self)
         terms = tuple(self.coefficients.tolist())
         kernel = DotKernel(self.kernel, coefficients=terms, **{k: own[k] for k in _OF_KERNEL})
@@ -210,11 +206,11 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
 
 
 class RecommendReply(GramReply, phase="gram-recommend"):
-    """The node's users have their recommendations, and its metrics are in the sum."""
+    """The users have their recommendations, and the metrics are in the sum."""
 
 
 class PredictRequest(RecommendRequest, phase="gram-predict"):
-    """A kernel that was saved. Rank the items for each user; nothing is summed."""
+    """A saved kernel, with which each device ranks the items; nothing is summed."""
 
     def sum_specs(self, facts: GramFacts) -> list[SumSpec]:
         """Declare no sums."""
@@ -224,54 +220,40 @@ class PredictRequest(RecommendRequest, phase="gram-predict"):
 class PredictReply(GramReply, phase="gram-predict"):
     """The node is done."""
 
-    users: int  # that have recommendations, 0 if the node writes none
+    users: int  # with recommendations, 0 if the node writes none
 
 
 # -- sums and their rings, cohorts, and the items that are kept
 
 
 def _sum(request: GramRequest, length: int, ring: Encoding, self_masks: bool) -> SumSpec:
-    """Return a sum to which only those contribute who were asked the same."""
+    """Return a sum to which only nodes with the same request contribute."""
     return SumSpec(
         name=request.what, length=length, encoding=ring, self_masks=self_masks, bound=True
     )
 
 
 def _integers(parties: int, entry: int) -> Encoding:
-    """Return the smallest ring for the sum of integers up to ``entry``."""
     bits = smallest_ring(parties, entry)
     bound = float(entry)
     return Encoding("integer", bits, bound if bound >= entry else math.nextafter(bound, math.inf))
 
 
 def matrix_encoding(parties: int, rows: int, bound: float, fraction_bits: int) -> Encoding:
-    """Return the ring of a Gram matrix, whose entries are sums of up to ``rows`` products a node.
-
-    Raises
-    ------
-    OptionError
-        No ring has room.
-    """
+    """Return the ring of a Gram matrix; OptionError if none is large enough."""
     return _integers(parties, entry_bound(rows, bound, fraction_bits))
 
 
 def counts_encoding(parties: int, rows: int) -> Encoding:
-    """Return the ring of item counts."""
     return _integers(parties, rows)
 
 
 def ranking_encoding(rows: int) -> Encoding:
-    """Return the ring of ranking metrics, each between 0 and 1 for each of ``rows`` users."""
     return Encoding.fixed_point(float(max(1, rows)))
 
 
 def check_values(encoding: str, bound: float, fraction_bits: int) -> None:
-    """Refuse an encoding that cannot hold anything.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise OptionError for an encoding that cannot hold anything."""
     if encoding not in ENCODINGS:
         raise OptionError(
             f"encoding is {encoding!r}",
@@ -303,15 +285,15 @@ def disjoint_cohorts(
     *,
     halves: bool = False,
 ) -> list[list[int]]:
-    """Draw the nodes that take part and deal them to disjoint cohorts.
+    """Choose the participating nodes at random and split them into disjoint cohorts.
 
-    The sizes of the cohorts differ by one at most. With ``halves`` each cohort has half of the
-    nodes that are left, and the last has all of them.
+    Sizes differ by at most one. With ``halves`` each cohort takes half of the remaining nodes, and
+    the last one all of them.
 
     Raises
     ------
     OptionError
-        Fewer nodes than two a cohort.
+        There are fewer than two nodes per cohort.
     """
     everybody = np.array(sorted(partitions), np.int64)
     many = min(len(everybody), max(2, round(participation * len(everybody))))
@@ -336,14 +318,10 @@ def disjoint_cohorts(
 
 
 def supported(counts: Sequence[Counts], least: int) -> NDArray[np.int32]:
-    """Return the items that no sum of a cohort shows to belong to few rows.
+    """Return the items of which no cohort's sum reveals few rows.
 
-    Parameters
-    ----------
-    counts : sequence of ndarray, shape (items,)
-        Rows with each item, per cohort, since the sum of every cohort is released.
-    least : int
-        An item is kept if each cohort has it in no row or in so many.
+    Every cohort's sum is released: an item is kept if each cohort has it in no row or in at least
+    ``least`` rows. ``counts`` has the rows with each item, (items,), per cohort.
     """
     together = np.stack(counts)
     fine = (together == 0) | (together >= least)
@@ -353,21 +331,19 @@ def supported(counts: Sequence[Counts], least: int) -> NDArray[np.int32]:
 def shows_few(
     counted: Sequence[int], summed: Sequence[int], rows: Mapping[int, int], least: int
 ) -> bool:
-    """Tell whether the difference of two sums over nodes is one of few rows.
+    """Return whether the difference of two sums over nodes covers few rows.
 
-    The item counts are those of the nodes ``counted``; the diagonal of the Gram matrix has those of
-    ``summed``, a part of them. The difference are the counts of the nodes that dropped out between.
+    The item counts cover the nodes ``counted``; the diagonal of the Gram matrix covers ``summed``,
+    a part of them. Their difference are the counts of nodes that dropped out in between.
 
     Parameters
     ----------
-    counted : sequence of int
-        Nodes in the first sum.
-    summed : sequence of int
-        Nodes in the second.
+    counted, summed : sequence of int
+        Nodes in the two sums.
     rows : mapping
         Node -> its rows.
     least : int
-        Rows that hide each other; and two nodes at least.
+        Rows that hide each other; at least two nodes are needed, too.
     """
     missing = set(counted) - set(summed)
     return bool(missing) and (len(missing) < 2 or sum(rows[p] for p in missing) < least)

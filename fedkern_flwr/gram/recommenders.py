@@ -1,13 +1,12 @@
-"""What a device makes of the matrix of the items: ranks of all items for each of its users.
+"""Rank items for each user of a device, from the Gram matrix K of the items.
 
-The learners are EASE, CF-KOMD, item-kNN and popularity. All of them read nothing but K, which
-counts in how many rows two items are together, and what the user likes.
+The learners EASE, CF-KOMD, item-kNN and popularity read only K, which counts in how many rows two
+items occur together, and what the user likes.
 
-CF-KOMD, collaborative filtering by kernels, solves a small quadratic program for each user. With K
-the kernel between m items and P the p items that a user likes, the user's weights alpha minimise
-alpha^T K_PP alpha + lambda |alpha|^2 - 2 alpha^T q_P over the simplex, where q_i is the mean of row
-i of K. The score of item i is then sum_j K_ij alpha_j - q_i: how much closer the item is to what
-the user likes than to all items.
+CF-KOMD solves a quadratic program per user. With P the p items that a user likes, the weights alpha
+minimise alpha^T K_PP alpha + lambda |alpha|^2 - 2 alpha^T q_P over the simplex, where q_i is the
+mean of row i of K. The score of item i, sum_j K_ij alpha_j - q_i, says how much closer it is to
+what the user likes than to all items.
 
 References
 ----------
@@ -42,24 +41,24 @@ Items = NDArray[Any]
 
 Learner = Literal["ease", "cf-komd", "knn"]
 LEARNERS: tuple[str, ...] = get_args(Learner)
-#: Where the search for lambda starts.
+#: Start of the search for lambda.
 REGULARIZATION = {"ease": 200.0, "cf-komd": 0.1, "knn": 1.0}
 NEIGHBOURS = 100
 #: Lambda is one of start * 3^-4 ... start * 3^4.
 STEP, MOST_STEPS = 3.0, 4
 FEWEST_USERS = 5  # who choose lambda
-#: Share of what a user likes that EASE is trained to do without: popular items weigh less.
+#: Share of likes that EASE is trained to do without, so that popular items weigh less.
 DROPOUT = 0.2
-_HELD_OUT = 0.2  # of what a user likes
+_HELD_OUT = 0.2  # share of a user's likes
 _MOST_USERS = 1000  # who choose lambda
-_ALONE = 1.0 + 1e-9  # the gain of one user alone is its standard error, but for rounding
+_ALONE = 1.0 + 1e-9  # with one user the gain equals its standard error, up to rounding
 _CACHED_ITEMS = 2048
-_CHUNK = 1 << 22  # entries of the kernel at once
-_LEAST = 1e-3  # eigenvalue to which an indefinite kernel is lifted
-_ONE_THREAD = 100  # items from which on BLAS would use more threads
+_CHUNK = 1 << 22  # kernel entries computed at once
+_LEAST = 1e-3  # smallest eigenvalue after lifting an indefinite kernel
+_ONE_THREAD = 100  # with more items BLAS would use more threads
 
 
-# -- the matrix as a device gets it
+# -- the matrix as a device receives it
 
 
 @dataclass(frozen=True)
@@ -74,10 +73,10 @@ class ItemKernel:
     catalogue : int
         m, number of all items.
     users : int
-        Users whose ratings were summed.
+        Users in the sum.
     mean : ndarray, shape (kept,)
-        q, mean of each row over the items in the kernel. Measured on MovieLens, zeros of items that
-        were left out would cost up to 0.01 of the AUC.
+        q, mean of each row over the items in the kernel. Zeros for left-out items would cost up to
+        0.01 of the AUC on MovieLens.
     squares : ndarray of int, shape (kept,)
         Diagonal of the Gram matrix.
     products : ndarray of int, shape (kept (kept + 1) / 2,)
@@ -96,7 +95,7 @@ class ItemKernel:
     def of_gram(
         cls, gram: NDArray[Any], items: NDArray[Any], catalogue: int, users: int, kernel: DotKernel
     ) -> Self:
-        """Build from a Gram matrix of shape (kept, kept); numbers take as few bytes as they can."""
+        """Build from a Gram matrix, (kept, kept), in the smallest integer type."""
         squares = gram.diagonal().copy()
         mean = np.empty(len(items))
         step = max(1, _CHUNK // max(1, len(items)))
@@ -108,20 +107,18 @@ class ItemKernel:
 
     @property
     def missing(self) -> NDArray[np.intp]:
-        """The items that are not in it, ascending."""
         return np.setdiff1d(np.arange(self.catalogue), self.items)
 
     def positions(self, positives: NDArray[Any]) -> NDArray[np.intp]:
-        """Return where a user's items are, of those in the kernel."""
         return np.flatnonzero(np.isin(self.items, positives))
 
     def columns(
         self, positions: NDArray[np.intp], without: NDArray[np.intp] | None = None
     ) -> Floats:
-        """Return columns of the kernel, shape (kept, positions).
+        """Return columns of the kernel, (kept, positions).
 
-        ``without`` are the positions of a row of zeros and ones that is taken out of the Gram
-        matrix; the positions are some of them.
+        ``without`` are the positions of a 0/1 row to subtract from the Gram matrix; they include
+        ``positions``.
         """
         products = packed_columns(self.products, len(self.items), positions).astype(np.float64)
         squares, users = self.squares, self.users
@@ -133,7 +130,7 @@ class ItemKernel:
 
 
 def compact(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Return non-negative whole numbers in the smallest type of 16, 32 or 64 bits."""
+    """Convert non-negative whole numbers to the smallest type of 16, 32 or 64 bits."""
     largest = int(numbers.max(initial=0))
     bits = next(b for b in (16, 32, 64) if largest < 1 << b)
     return numbers.astype(np.dtype(f"u{bits // 8}"))
@@ -149,15 +146,14 @@ class Recommender:
     Attributes
     ----------
     kernel : ItemKernel
-        The matrix.
     learner : str
-        One of ``LEARNERS``, or ``popularity``: how many rows have an item.
+        One of ``LEARNERS``, or ``popularity``: the number of rows with an item.
     regularization : float
-        lambda, of ease and cf-komd.
+        lambda of ease and cf-komd.
     subtract_mean : bool (default: True)
-        Of cf-komd: whether q is subtracted from the scores.
+        For cf-komd, whether q is subtracted from the scores.
     neighbours : int
-        Of knn.
+        For knn.
     """
 
     kernel: ItemKernel
@@ -167,27 +163,21 @@ class Recommender:
     neighbours: int = NEIGHBOURS
 
     def scores(self, liked: Items, own: Items | None = None) -> Floats:
-        """Return the scores of all items for a user.
+        """Return the scores of all items for a user, shape (catalogue,).
 
-        EASE: with P = (K + p / (1 - p) diag(K) + lambda I)^-1, p = ``DROPOUT``, and B_ji =
-        -P_ji / P_ii (0 where j = i) the score of item i is the sum of B_ji over what the user
-        likes. CF-KOMD: K[:, P] a - q, or K[:, P] a. knn: the sum of the kernel between i and the
-        liked items that are among its ``neighbours`` nearest (and as near as the last of these).
-        A user without liked items in the matrix, and one whose part of it cannot be inverted or
-        fitted to, gets what goes with many: of cf-komd q, of others popularity.
+        EASE: with P = (K + p / (1 - p) diag(K) + lambda I)^-1, p = ``DROPOUT``, and B_ji = -P_ji /
+        P_ii (0 where j = i), the sum of B_ji over liked items j. CF-KOMD: K[:, P] a - q, or K[:, P]
+        a. knn: the sum of the kernel between i and the liked items among its ``neighbours`` nearest
+        (ties included). A user without liked items, or whose fit fails, gets q (cf-komd) or
+        popularity (others). Items outside of the matrix get 0 (cf-komd) or -inf.
 
         Parameters
         ----------
         liked : ndarray of int
-            Items that the user likes; those that are not in the matrix are ignored.
+            Items that the user likes; those outside of the matrix are ignored.
         own : ndarray of int, optional
-            All items of this user's row of K, ``liked`` among them: scores are those of K without
-            this row. Only q of cf-komd, a mean over all items, and p / (1 - p) diag(K) keep it.
-
-        Returns
-        -------
-        ndarray, shape (catalogue,)
-            Of items that are not in the matrix -inf, for cf-komd 0.
+            All items of this user's row of K: scores are then those of K without this row, except
+            in q of cf-komd and p / (1 - p) diag(K).
         """
         kernel, known = self.kernel, self.kernel.positions(liked)
         row = None if own is None else kernel.positions(own)
@@ -195,7 +185,7 @@ class Recommender:
         usual = kernel.mean if komd else kernel.squares.astype(np.float64)
         values = usual
         if len(known) and komd:
-            # an error would tell the server which items the user likes
+            # an error would show the server which items the user likes
             with suppress(OptionError, ValueError, np.linalg.LinAlgError):
                 values = self._komd(known, row)
         elif len(known) and self._weights is not None:
@@ -207,7 +197,7 @@ class Recommender:
         return found
 
     def _komd(self, known: Items, row: Items | None) -> Floats:
-        """Fit a user; a kernel that is singular to working precision gets a larger lambda."""
+        """Fit a user, with a larger lambda if the kernel is singular to working precision."""
         columns, mean = self.kernel.columns(known, row), self.kernel.mean
         own, penalty = columns[known], self.regularization
         try:
@@ -220,7 +210,6 @@ class Recommender:
         return item_scores(columns, alpha, mean if self.subtract_mean else None)
 
     def _ease(self, inverse: Floats, sums: Floats, known: Items, row: Items | None) -> Floats:
-        """Return the sum of B over what is known, from that of P."""
         diagonal = inverse.diagonal()
         with np.errstate(all="ignore"):
             if row is not None:  # the inverse of K - x x^T, by Sherman and Morrison
@@ -234,10 +223,7 @@ class Recommender:
 
     @cached_property
     def _weights(self) -> Floats | None:
-        """P of ease, the kernel between neighbours of knn (columns: whose), None of others.
-
-        Nodes of one process share those of one matrix.
-        """
+        """P of ease, or knn's kernel between neighbours; cached per process."""
         kernel = self.kernel
         if self.learner not in ("ease", "knn"):
             return None
@@ -252,12 +238,11 @@ class Recommender:
     def tuned(
         self, users: Iterable[Items], *, summed: bool = True, fewest: int = FEWEST_USERS
     ) -> tuple[Self, int]:
-        """Choose lambda by ratings held out of what some users like.
+        """Choose lambda by ratings held out of what some users like; return the steps as well.
 
-        A fifth of what each user likes is held out and ranked from the rest, with K less the user's
-        row: it saw none of them. From where it is, lambda goes in steps of 3 as long as the mean
-        nDCG@100 grows by more than its standard error, which no single user can do; with fewer than
-        ``fewest`` users it stays. No more than a thousand choose.
+        A fifth of a user's likes is ranked from the rest, with the user's row removed from K.
+        Lambda moves in steps of 3 while the mean nDCG@100 grows by more than its standard error. At
+        most a thousand users choose.
 
         Parameters
         ----------
@@ -266,12 +251,7 @@ class Recommender:
         summed : bool (default: True)
             Whether their rows are in K.
         fewest : int (default: 5)
-            Of users who like two items of K or more.
-
-        Returns
-        -------
-        (Recommender, int)
-            With lambda chosen, and in how many steps.
+            Below so many users with two items of K, lambda stays.
         """
         parts = [_hold_out(np.intersect1d(own, self.kernel.items)) for own in users]
         parts = [part for part in parts if len(part[1])][:_MOST_USERS]
@@ -291,7 +271,7 @@ class Recommender:
         return best, steps
 
     def _validate(self, parts: list[tuple[Items, Items]], summed: bool) -> Floats:
-        """Return the nDCG@100 of each user's held-out items, 0 where nothing can be ranked."""
+        """Return each user's nDCG@100 on held-out items, 0 without any."""
         found = []
         for rest, held in parts:
             scores = self.scores(rest, np.union1d(rest, held) if summed else None)
@@ -301,7 +281,6 @@ class Recommender:
 
 
 def _hold_out(own: Items) -> tuple[Items, Items]:
-    """Part what a user likes in what is known and what is held out, always the same."""
     order = np.random.default_rng(len(own)).permutation(own)
     many = max(1, round(_HELD_OUT * len(own))) if len(own) > 1 else 0
     return np.sort(order[many:]), np.sort(order[:many])
@@ -314,13 +293,13 @@ def _matrix(products: bytes, kind: str) -> NDArray[Any]:
 
 @lru_cache(maxsize=4)
 def _inverse(products: bytes, kind: str, regularization: float) -> Floats | None:
-    """Return P of EASE; None if there is none, as of forged matrices."""
-    from scipy.linalg.lapack import dpotrf, dpotri  # a node that ranks nothing does without
+    """Return P of EASE; None if the matrix has none, as a forged one."""
+    from scipy.linalg.lapack import dpotrf, dpotri  # only ranking nodes need it
 
     matrix = _matrix(products, kind).astype(np.float64)
     diagonal = matrix.ravel()[:: len(matrix) + 1]
     diagonal += DROPOUT / (1.0 - DROPOUT) * diagonal + regularization
-    factor, failed = dpotrf(matrix.T, lower=1)  # which is the same, in the order of LAPACK
+    factor, failed = dpotrf(matrix.T, lower=1)  # the transpose is the same matrix in LAPACK's order
     if failed:
         return None
     lower = np.tril(dpotri(factor, lower=1)[0])
@@ -332,7 +311,7 @@ def _inverse(products: bytes, kind: str, regularization: float) -> Floats | None
 def _neighbours(
     products: bytes, kind: str, kernel: DotKernel, users: int, neighbours: int
 ) -> Floats | None:
-    """Return the kernel between items, 0 where the row's is not among the column's neighbours."""
+    """Return the kernel between items, 0 where the row is no neighbour of the column."""
     try:
         found = kernel.matrix(_matrix(products, kind), users)
     except OptionError:
@@ -349,11 +328,10 @@ def _neighbours(
 def simplex_qp(quadratic: Floats, linear: Floats, *, tolerance: float = 1e-12) -> Floats:
     """Return the minimiser of a^T Q a - 2 a^T c over all a >= 0 that sum to 1.
 
-    An active-set method. On a support, the set of weights that may differ from 0, the minimiser
-    comes from a Cholesky factorisation. Starting with all weights, those that come out negative are
-    dropped together until none does. Then weights that would lower the objective are added: all of
-    them together if that works, else the best of them alone, which lowers it in any case. No
-    support may come up twice, so the method ends.
+    An active-set method. On a support (weights that may differ from 0) a Cholesky factorisation
+    gives the minimiser. Starting with all weights, negative ones are dropped together until there
+    are none. Then all weights that would lower the objective are added or, if that fails, only the
+    best, which always lowers it. No support may recur, so the method ends.
 
     Parameters
     ----------
@@ -362,20 +340,18 @@ def simplex_qp(quadratic: Floats, linear: Floats, *, tolerance: float = 1e-12) -
     linear : ndarray, shape (p,)
         c.
     tolerance : float (default: 1e-12)
-        By how much the conditions of optimality may be violated, relative to the largest number of
-        the diagonal of Q and of c: the gradient Q a - c is the same on the support, and nowhere
-        smaller than there.
+        Largest violation of the optimality conditions, relative to the largest number of diag(Q)
+        and c. The gradient Q a - c must be equal on the support, and nowhere smaller.
 
     Returns
     -------
     ndarray of float64, shape (p,)
-        Weights outside of the support are exactly 0. Without weights, an empty array.
+        Exactly 0 outside of the support.
 
     Raises
     ------
     OptionError
-        If Q is not positive definite to working precision, if there are NaN or infinite values, or
-        if Q is so badly conditioned that the tolerance is not reached.
+        Q is not positive definite or too badly conditioned, or values are NaN or infinite.
     """
     size = len(linear)
     if quadratic.shape != (size, size):
@@ -392,32 +368,21 @@ def simplex_qp(quadratic: Floats, linear: Floats, *, tolerance: float = 1e-12) -
             code="FK-VALUES-FINITE",
         )
     scale = max(float(np.abs(quadratic.diagonal()).max()), float(np.abs(linear).max()))
-    # a processor that is busy with other clients takes a hundred times as long with threads
+    # on a processor that is busy with other clients, threads take a hundred times as long
     with threadpool_limits(1, "blas") if size > _ONE_THREAD else nullcontext():
         return _active_set(quadratic, linear, tolerance * scale)
 
 
 def fit_user(kernel: Floats, mean: Floats, regularization: float) -> Floats:
-    """Return the weights of a user's positive items.
+    """Return the weights alpha of a user's positive items, at least 0 and of sum 1.
 
-    Parameters
-    ----------
-    kernel : ndarray, shape (p, p)
-        K_PP, symmetric positive semi-definite.
-    mean : ndarray, shape (p,)
-        q_P, the means over all m items of the rows of K that belong to P.
-    regularization : float
-        lambda, at least 0; must be positive if K_PP is singular, as with equal items.
-
-    Returns
-    -------
-    ndarray of float64, shape (p,)
-        alpha, at least 0 and of sum 1.
+    ``kernel`` is K_PP, (p, p); ``mean`` q_P; ``regularization`` lambda, positive if K_PP is
+    singular, as with equal items.
 
     Raises
     ------
     OptionError
-        If lambda is negative or not finite, or as :func:`simplex_qp`.
+        lambda is negative or not finite; or as :func:`simplex_qp`.
     """
     if not 0.0 <= regularization < math.inf:
         raise OptionError(
@@ -429,28 +394,12 @@ def fit_user(kernel: Floats, mean: Floats, regularization: float) -> Floats:
 
 
 def item_scores(columns: NDArray[Any], alpha: Floats, mean: Floats | None = None) -> Floats:
-    """Return a user's scores of all items, K[:, P] alpha - q.
-
-    Parameters
-    ----------
-    columns : ndarray, shape (m, p)
-        K[:, P].
-    alpha : ndarray, shape (p,)
-        The weights of the user's positive items.
-    mean : ndarray, shape (m,), or None (default: None)
-        q, the means of the rows of K; without it nothing is subtracted.
-
-    Returns
-    -------
-    ndarray of float64, shape (m,)
-        Higher is better.
-    """
+    """Return a user's scores of all items, K[:, P] alpha - q, (m,); without ``mean`` no q."""
     scores = np.asarray(columns @ alpha, np.float64)
     return scores if mean is None else scores - mean
 
 
 def _active_set(quadratic: Floats, linear: Floats, tolerance: float) -> Floats:
-    """Return the minimiser over the simplex to an absolute tolerance, see :func:`simplex_qp`."""
     size = linear.size
     weights = _drop_negative(quadratic, linear, np.ones(size, np.bool_))
     seen = {(weights > 0.0).tobytes()}
@@ -467,7 +416,7 @@ def _active_set(quadratic: Floats, linear: Floats, tolerance: float) -> Floats:
         if not lower or (candidate > 0.0).tobytes() in seen:
             best = int(np.argmin(np.where(missing, gradient, math.inf)))
             candidate = _add_one(quadratic, linear, weights, best)
-            if (candidate > 0.0).tobytes() in seen:  # only rounding errors are left to gain
+            if (candidate > 0.0).tobytes() in seen:  # only rounding errors remain
                 break
         weights = candidate
         seen.add((weights > 0.0).tobytes())
@@ -481,15 +430,15 @@ def _active_set(quadratic: Floats, linear: Floats, tolerance: float) -> Floats:
 def _minimiser(quadratic: Floats, linear: Floats, support: Mask) -> Floats:
     """Return the weights on a support that sum to 1 and minimise the objective, of any sign.
 
-    Q a = c + t 1 with the t that makes the sum 1: a = Q^-1 c + t Q^-1 1. One step of iterative
-    refinement takes away what the two terms lose when they nearly cancel.
+    Q a = c + t 1: a = Q^-1 c + t Q^-1 1, with t for the sum 1. One step of iterative refinement
+    repairs the cancellation of the two terms.
     """
-    from scipy.linalg.lapack import dposv, dpotrs  # a node that ranks nothing does without
+    from scipy.linalg.lapack import dposv, dpotrs  # only ranking nodes need it
 
     items = np.flatnonzero(support)
     matrix, target = quadratic[np.ix_(items, items)], linear[items]
     sides = np.stack((target, np.ones(items.size))).T
-    # the transpose is in the order of LAPACK, and the same
+    # the transpose is the same matrix in LAPACK's order
     factor, solutions, failed = dposv(matrix.T, sides)
     precision = items.size * np.finfo(np.float64).eps * matrix.diagonal().max()
     if failed or factor.diagonal().min() ** 2 <= precision:
@@ -509,8 +458,7 @@ def _minimiser(quadratic: Floats, linear: Floats, support: Mask) -> Floats:
 
 
 def _drop_negative(quadratic: Floats, linear: Floats, support: Mask) -> Floats:
-    """Return the minimiser on the support without what comes out negative, again and again."""
-    while True:  # ends, as the positive weights remain: they sum to at least 1
+    while True:  # ends, as positive weights remain: they sum to at least 1
         weights = _minimiser(quadratic, linear, support)
         negative = weights < 0.0
         if not negative.any():
@@ -521,12 +469,12 @@ def _drop_negative(quadratic: Floats, linear: Floats, support: Mask) -> Floats:
 def _add_one(quadratic: Floats, linear: Floats, weights: Floats, item: int) -> Floats:
     """Return the minimiser on a support with one item more.
 
-    Where weights would turn negative, the step towards the minimiser ends at the first that reach
-    0; these are dropped, and the next step starts from there. The objective falls all the way.
+    Before a weight becomes negative, the step ends; the weight is dropped and the next step starts
+    there. The objective falls all the way.
     """
     support = weights > 0.0
     support[item] = True
-    while True:  # ends, as each step drops an item and the last one left has weight 1
+    while True:  # ends, as each step drops an item and a single item has weight 1
         target = _minimiser(quadratic, linear, support)
         negative = target < 0.0
         if not negative.any():
@@ -539,7 +487,7 @@ def _add_one(quadratic: Floats, linear: Floats, weights: Floats, item: int) -> F
         weights[~support] = 0.0
 
 
-# -- how well scores rank what was held out, and the best items
+# -- metrics of ranked held-out items, and the best items
 
 
 def rank_metrics(
@@ -548,30 +496,23 @@ def rank_metrics(
     excluded: Items,
     cutoffs: tuple[tuple[int, int], ...] = ((100, 100), (10, 20)),
 ) -> tuple[float, ...] | None:
-    """Return AUC, nDCG and recall of one user's scores.
+    """Return AUC, then nDCG and recall of each pair of cutoffs, of one user's scores.
 
-    Candidates are all items that are not excluded. The AUC is the share of pairs of a relevant and
-    an irrelevant candidate that are in the right order; ties count half. nDCG has gains of 1 and
-    discounts log2(1 + rank), and is relative to the best order of the relevant items; recall is the
-    share of the relevant items in the list. For both items of equal score are ranked by their
-    index.
+    All from 0 to 1; None without a relevant or an irrelevant candidate. Candidates are all items
+    that are not excluded. The AUC is the share of (relevant, irrelevant) pairs in the right order,
+    ties counting half. nDCG has gains 1 and discounts log2(1 + rank). Items of equal score are
+    ranked by index.
 
     Parameters
     ----------
     scores : ndarray of float, shape (m,)
         Higher is better.
     relevant : ndarray of int
-        Indices of the items held out; those that are excluded as well do not count.
+        Held-out items.
     excluded : ndarray of int
-        Indices of the items of training.
+        Training items.
     cutoffs : tuple of (int, int)
-        Lengths of the lists that nDCG and recall look at, pair by pair.
-
-    Returns
-    -------
-    tuple of float or None
-        AUC, then nDCG and recall of each pair of cutoffs, all from 0 to 1; None if there is no
-        relevant or no irrelevant candidate.
+        List lengths of nDCG and recall, pair by pair.
 
     Raises
     ------
@@ -608,21 +549,16 @@ def rank_metrics(
 
 
 def top_items(scores: NDArray[np.floating[Any]], excluded: Items, count: int) -> NDArray[np.int64]:
-    """Return the items of the highest scores that are not excluded.
+    """Return the items with the highest scores, best first, ties by index.
 
     Parameters
     ----------
     scores : ndarray of float, shape (m,)
         Higher is better.
     excluded : ndarray of int
-        Indices of items not to return.
+        Items not to return.
     count : int
-        How many to return; fewer if there are no more.
-
-    Returns
-    -------
-    ndarray of int64, shape (count,)
-        Indices, best first, equal scores by index.
+        How many to return at most.
 
     Raises
     ------
@@ -638,7 +574,6 @@ def top_items(scores: NDArray[np.floating[Any]], excluded: Items, count: int) ->
 def _candidates(
     scores: NDArray[np.floating[Any]], excluded: Items
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the items that are not excluded, ascending, and their scores."""
     allowed = np.ones(len(scores), np.bool_)
     allowed[excluded] = False
     candidates = np.flatnonzero(allowed)
@@ -649,7 +584,6 @@ def _candidates(
 
 
 def _best(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Return where the highest values are, best first, equal ones in order."""
     return np.argsort(-values, kind="stable")[:count].astype(np.int64)
 
 
@@ -660,7 +594,7 @@ def best_items(
     top: int,
     names: Sequence[str] | None,
 ) -> list[tuple[Any, ...]]:
-    """Return (user, rank, item, score) of the items with the highest scores, some left out."""
+    """Return (user, rank, item, score) of the items with the highest scores."""
     return [
         (user, rank, i if names is None else names[i], f"{scores[i]:.9g}")
         for rank, i in enumerate(top_items(scores, excluded, top).tolist(), start=1)
@@ -668,5 +602,4 @@ def best_items(
 
 
 def write_recommendations(path: Path, lines: Iterable[tuple[Any, ...]]) -> None:
-    """Write what :func:`best_items` returned as CSV."""
     write_csv(path, [("user", "rank", "item", "score"), *lines], ends="\n")

@@ -1,17 +1,13 @@
-"""HierarchicalSVM with a budget of privacy: steps along sums of gradients, with noise.
+"""HierarchicalSVM with a privacy budget: steps along noisy sums of gradients.
 
-A user of ADMM answers with the solution of its local problem and with its dual, in which all
-earlier iterations are: one row moves the answer of each iteration farther than that of the one
-before. So with a budget it answers with the gradient of its losses at the model instead, which is
-what is left of a local problem whose penalty is large, and the server takes a proximal step (the
-penalty of the weights is no user's). A row moves that sum by no more than its own gradient,
-whatever was asked before, and T iterations cost what T releases cost.
+An ADMM user sends its local solution and dual, which contain all earlier iterations: a row moves
+each answer farther than the last. With a budget it sends the gradient of its losses at the model
+instead, and the server takes a proximal step (the penalty belongs to no user). A row moves that sum
+by at most its own gradient, so T iterations cost as much as T releases.
 
-Rows have a length of at most sqrt(2): columns between 0 and 1 are brought to [-1, 1] / sqrt(d),
-pairs of random features have length one as they are, what is longer is shortened to one, and a 1
-stands behind for the bias. Derivatives of the hinge and of the logistic loss are between -1 and 0.
-
-The model is the mean of the second half of the iterations, which tells nothing new.
+Rows have length at most sqrt(2): columns in [0, 1] are mapped to [-1, 1] / sqrt(d), random features
+have length one, longer rows are shortened to one, and a 1 is appended for the bias. Derivatives of
+hinge and logistic loss are in [-1, 0]. The model is the mean of the second half of the iterations.
 
 References
 ----------
@@ -34,16 +30,16 @@ from .consensus import Coordinates
 Floats = NDArray[np.float64]
 
 GRADIENT_SUM = "gradients"
-#: Iterations of a run that is not told another number.
+#: Default number of iterations.
 ITERATIONS = 100
-#: Losses whose derivatives are bounded.
+#: Losses with bounded derivatives.
 BOUNDED = ("hinge", "logistic")
 _STEP = 16.0  # first step, in units of the inverse of the logistic loss' curvature
 _LENGTH = math.sqrt(2.0)  # of a row
 
 
 def public_coordinates(columns: int, features: int) -> Coordinates:
-    """Return the coordinates of a run with a budget, in which rows are no longer than one."""
+    """Return the coordinates of a run with a budget, in which rows have length at most one."""
     if features:
         return Coordinates.identity(2 * features)
     middle = np.full(columns, 0.5)
@@ -51,7 +47,7 @@ def public_coordinates(columns: int, features: int) -> Coordinates:
 
 
 def shortened(rows: Floats) -> Floats:
-    """Return rows, whose last column is a one, with the others no longer than one."""
+    """Return rows shortened to length one, not counting the last column of ones."""
     out = rows.copy()
     lengths = np.linalg.norm(out[:, :-1], axis=1, keepdims=True)
     out[:, :-1] /= np.maximum(lengths, 1.0)
@@ -60,20 +56,11 @@ def shortened(rows: Floats) -> Floats:
 
 
 def gradient(loss: Loss, rows: Floats, y: Floats, model: Floats) -> Floats:
-    """Return the gradient of the sum of losses, shape (k, d + 1).
+    """Return the gradient of the sum of losses, (k, d + 1), for a model per output.
 
-    Parameters
-    ----------
-    loss : {"hinge", "logistic"}
-        Whose derivative is bounded by one.
-    rows : ndarray, shape (n, d + 1)
-        See :func:`shortened`.
-    y : ndarray, shape (n, k)
-        -1 or 1.
-    model : ndarray, shape (k, d + 1)
-        A model per output.
+    ``rows``, (n, d + 1), are as :func:`shortened` returns them; ``y``, (n, k), is -1 or 1.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # of absurd models: it must not show
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow must not show
         margins = np.nan_to_num(y * (rows @ model.T))
     if loss == "hinge":
         slopes = (margins < 1.0).astype(np.float64)
@@ -85,19 +72,7 @@ def gradient(loss: Loss, rows: Floats, y: Floats, model: Floats) -> Floats:
 def gradient_release(
     budget: Budget, *, outputs: int, width: int, rows: Sequence[int], iterations: int
 ) -> Release:
-    """Return the noise of one of so many sums of gradients.
-
-    Parameters
-    ----------
-    budget : Budget
-        Of the run.
-    outputs, width : int
-        k, d + 1.
-    rows : sequence of int
-        Of each user.
-    iterations : int
-        T.
-    """
+    """Return the noise of one of ``iterations`` sums; ``rows`` has those of each user."""
     return plan_sum(
         GRADIENT_SUM,
         budget,
@@ -114,20 +89,8 @@ def next_model(
 ) -> Floats:
     """Return the model after a proximal step on 1/2 sum q w^2 + C sum loss.
 
-    Parameters
-    ----------
-    model, total : ndarray, shape (k, d + 1)
-        Before the step, and the sum of gradients there.
-    done : int
-        Steps before.
-    loss : {"hinge", "logistic"}
-        The steps of the hinge, which is no smooth function, become shorter.
-    c : float
-        C.
-    rows : int
-        n.
-    ridge : ndarray, shape (d + 1,)
-        q.
+    ``total`` is the sum of gradients at ``model``, ``ridge`` q. Steps of the hinge, which is not
+    smooth, shrink with the steps ``done``.
     """
     step = 4.0 * _STEP / (_LENGTH**2 * c * rows)
     if loss == "hinge":

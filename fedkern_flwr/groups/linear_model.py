@@ -1,7 +1,4 @@
-"""Linear models of columns or of random Fourier features: what users fit and what is predicted.
-
-And how means of columns of any size are summed, by which they are standardised.
-"""
+"""Linear models of columns or of random Fourier features, and sums of columns of any size."""
 
 from __future__ import annotations
 
@@ -28,28 +25,27 @@ LOSS_OF: Mapping[str, Loss] = {
 
 
 def model_columns(columns: int, features: int) -> int:
-    """Return how many coefficients a model has for so many columns: 2 D with D frequencies."""
     return 2 * features if features else columns
 
 
 def model_rows(x: Floats, features: int, gamma: float, seed: int) -> Floats:
-    """Return what the model is linear in: the columns, or random Fourier features of them.
+    """Return the inputs of the linear model: the columns, or their random Fourier features.
 
     Parameters
     ----------
     x : ndarray, shape (n, d)
         Rows.
     features : int
-        D, number of frequencies; 0 for the columns as they are.
+        D frequencies; 0 for the columns themselves.
     gamma : float
         Width of the kernel exp(-gamma |x - x'|^2).
     seed : int
-        Seed of the frequencies.
+        Of the frequencies.
 
     Returns
     -------
     ndarray, shape (n, d) or (n, 2 D)
-        Memory: 16 n D bytes with features.
+        16 n D bytes with features.
     """
     if not features:
         return x
@@ -59,21 +55,17 @@ def model_rows(x: Floats, features: int, gamma: float, seed: int) -> Floats:
 
 
 def outputs(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], x: Floats) -> Floats:
-    """Return the outputs of a saved model.
+    """Return the outputs of a saved model, (n, k).
 
     Parameters
     ----------
     arrays : mapping
-        ``weights``, shape (k, d) or (k, 2 D), and ``bias``, shape (k,); perhaps ``raw_mean`` and
-        ``raw_deviation``, shape (d,), by which columns are standardised before random features.
+        ``weights``, (k, d) or (k, 2 D), and ``bias``, (k,); if columns are standardised before
+        random features, ``raw_mean`` and ``raw_deviation``, (d,).
     meta : mapping
-        ``columns`` and, with random features, ``features``, ``gamma`` and ``feature_seed``.
+        ``columns``; with random features ``features``, ``gamma``, ``feature_seed``.
     x : ndarray, shape (n, d)
         Rows.
-
-    Returns
-    -------
-    ndarray, shape (n, k)
 
     Raises
     ------
@@ -92,10 +84,11 @@ def outputs(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], x: Floa
     return np.asarray(rows @ arrays["weights"].T + arrays["bias"])
 
 
-# -- sums of numbers of any size under the bound of a run: digits, each of which is summed
+# -- sums of numbers of any size under a run's bound: each digit is summed
 #
-# Means of squares of incomes or of seconds since 1970 are far beyond what models are summed with.
-# Numbers below 2^20 are their own last digit, so that their sums are the same to the bit.
+#
+# Means of squares of incomes or of seconds since 1970 exceed the bound of models. Numbers below
+# 2^20 are their own last digit, so their sums are unchanged to the last bit.
 
 #: Digits of a number; the first may be as large as the bound.
 DIGITS = 4
@@ -103,7 +96,7 @@ _BASE = 2.0**20
 
 
 def to_digits(values: Floats) -> Floats:
-    """Return the digits of numbers, the last first, shape (4 n,)."""
+    """Return the digits of numbers, the last first, (4 n,)."""
     found, rest = [], np.asarray(values, np.float64)
     for place in range(DIGITS - 1, 0, -1):
         unit = _BASE**place
@@ -114,5 +107,5 @@ def to_digits(values: Floats) -> Floats:
 
 
 def from_digits(sums: Floats) -> Floats:
-    """Return the sums of numbers, of those of their digits, shape (4 n,)."""
+    """Return the sums of numbers from the sums of their digits, (4 n,)."""
     return np.asarray(_BASE ** np.arange(DIGITS) @ sums.reshape(DIGITS, -1))

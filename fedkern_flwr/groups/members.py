@@ -1,4 +1,4 @@
-"""Who belongs to which group: users with rows, an agent per group, at times a label owner."""
+"""Groups of users, an agent per group, and in vertical splits a label owner."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Group:
     number : int
         From 0.
     agent : int
-        Partition of its agent, -1 where there is one layer.
+        Partition of its agent, -1 if there are no agents.
     users : tuple of int
-        Partitions of its users, ascending.
+        Partitions, ascending.
     """
 
     number: int
@@ -37,24 +37,16 @@ class Group:
 
     @property
     def members(self) -> list[int]:
-        """Partitions of users and agent."""
         return sorted([*self.users, self.agent])
 
 
 def read_groups(parties: Sequence[SVMDescribeReply], *, layers: bool) -> tuple[Group, ...]:
-    """Return the groups that the nodes say they belong to.
-
-    Parameters
-    ----------
-    parties : sequence of SVMDescribeReply
-        What all nodes said about themselves.
-    layers : bool
-        Whether there are agents; else all users are one group.
+    """Return the groups that the nodes report; without ``layers`` all users are one group.
 
     Raises
     ------
     CohortError
-        A group has no users or no agent, or more than one agent.
+        A group has no users, or not exactly one agent.
     """
     users = [p for p in parties if p.role == USER]
     agents = [p for p in parties if p.role == AGENT]
@@ -83,7 +75,7 @@ def read_groups(parties: Sequence[SVMDescribeReply], *, layers: bool) -> tuple[G
 
 
 def digest(parties: Iterable[SVMDescribeReply]) -> str:
-    """Return a digest of who is there with how many rows, to be the same after a resume."""
+    """Return a digest of parties and row counts, which must stay the same after a resume."""
     found = hashlib.sha256()
     for p in parties:
         told = (p.partition, p.role, p.group, p.rows, p.test_rows, p.features)
@@ -92,12 +84,7 @@ def digest(parties: Iterable[SVMDescribeReply]) -> str:
 
 
 def check_count(count: int, step_sizes: Sequence[float] | None, leave_out: bool) -> None:
-    """Refuse options that do not go with so many groups.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise OptionError for options that do not fit so many groups."""
     if step_sizes is not None and len(step_sizes) != count:
         raise OptionError(
             f"{len(step_sizes)} step sizes for {count} groups",
@@ -113,12 +100,7 @@ def check_count(count: int, step_sizes: Sequence[float] | None, leave_out: bool)
 
 
 def check_parties(parties: Sequence[Any]) -> None:
-    """Refuse partitions that clash, unknown roles, and users whose tables do not fit.
-
-    Raises
-    ------
-    PartitionError, ProtocolError, CohortError
-    """
+    """Refuse clashing partitions, unknown roles, and runs without users."""
     check_partitions(parties)
     for party in parties:
         if party.role not in ROLES or party.group < -1 or (party.role != OWNER and party.group < 0):
@@ -138,12 +120,7 @@ def check_parties(parties: Sequence[Any]) -> None:
 
 
 def check_horizontal(parties: Sequence[SVMDescribeReply]) -> SVMDescribeReply:
-    """Refuse users whose columns or labels differ; return the first.
-
-    Raises
-    ------
-    ProtocolError, CohortError
-    """
+    """Refuse users with different columns or labels; return the first user."""
     users = [p for p in parties if p.role == USER]
     owner = next((p for p in parties if p.role == OWNER), None)
     if owner is not None:
@@ -170,14 +147,14 @@ def check_horizontal(parties: Sequence[SVMDescribeReply]) -> SVMDescribeReply:
 def check_single(
     groups: Sequence[Group], parties: Sequence[SVMDescribeReply], *, allow_single: bool
 ) -> None:
-    """Refuse groups of one user, whose agent would see that user's model.
+    """Refuse groups of one user: the agent would see that user's model.
 
     Raises
     ------
     OptionError
         The run does not allow it.
     ProtocolError
-        The run does, that user does not.
+        The run allows it, that user does not.
     """
     for group in groups:
         if group.agent < 0 or len(group.users) > 1:
@@ -202,12 +179,7 @@ def check_single(
 def check_vertical(
     parties: Sequence[SVMDescribeReply], groups: Sequence[Group]
 ) -> SVMDescribeReply:
-    """Refuse nodes that do not fit a vertical split; return the label owner.
-
-    Raises
-    ------
-    ProtocolError, CohortError
-    """
+    """Refuse nodes that do not fit a vertical split; return the label owner."""
     owners = [p for p in parties if p.role == OWNER]
     if len(owners) != 1:
         raise CohortError(
@@ -245,18 +217,18 @@ def check_vertical(
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Which rows of a vertical split belong together.
+    """Matched rows of a vertical split.
 
     Attributes
     ----------
     rows, all_rows : int
-        Rows to learn from, and with those held out, which follow them.
+        Training rows; with the held-out rows, which follow them.
     owner : ndarray of int32, shape (all_rows,)
         Position of each row among those that the label owner announced.
     take, place : dict
-        User -> positions among the rows that it announced, and their numbers in the plan.
+        User -> positions among its announced rows, and their numbers in the plan.
     dropped : int
-        Rows left out because some group does not hold them.
+        Rows left out because some group lacks them.
     """
 
     rows: int
@@ -267,7 +239,6 @@ class RowPlan:
     dropped: int
 
     def learned(self, user: int) -> NDArray[np.int32]:
-        """Return the numbers of the rows to learn from that a user has."""
         place = self.place[user]
         return np.ascontiguousarray(place[place < self.rows])
 
@@ -281,20 +252,13 @@ def match_rows(
 ) -> RowPlan:
     """Find each of the label owner's rows at one user of every group.
 
-    Parameters
-    ----------
-    parties : sequence of SVMDescribeReply
-        What all nodes said about themselves.
-    groups : sequence of Group
-        Who belongs to which group.
-    drop : bool
-        Whether rows that some group does not hold are left out; else they end the run.
-    held_out : bool (default: False)
-        Whether it is about the held-out rows alone, to predict them.
+    Rows that some group lacks are left out with ``drop``, else they end the run. ``held_out``
+    matches only held-out rows, to predict them.
 
     Raises
     ------
     ProtocolError, TableError
+        Rows lack ids, come twice or do not match.
     """
     owner = next(p for p in parties if p.role == OWNER)
     known = {p.partition: p for p in parties if p.role != AGENT}

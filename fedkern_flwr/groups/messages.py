@@ -1,11 +1,11 @@
-"""Messages of HierarchicalSVM: users in groups, an agent per group, at times a label owner.
+"""Messages of HierarchicalSVM: users in groups, an agent per group, perhaps a label owner.
 
-Models are matrices, a row per output: the coefficients of the features, then the bias. What is
-summed travels in secure sums, named here; what follows the vector of a sum are statistics.
+Models are matrices, a row per output: coefficients, then bias. Sums are named here; statistics
+follow the vector of a sum.
 
-A request says which sums it asks for, ``sum_specs(facts)``. The server makes the facts of what the
-nodes described and orders the sums. A node makes them of its table, of the options that it was
-started with and of what it was sent before, and refuses other orders.
+A request declares its sums by ``sum_specs(facts)``. The server takes the facts from the nodes'
+descriptions. A node takes them from its table, its options and earlier requests, and refuses a
+request with other sums.
 """
 
 from __future__ import annotations
@@ -34,63 +34,62 @@ Bytes = NDArray[np.uint8]
 
 #: Means and mean squares of the columns, over all users.
 STATISTICS_SUM = "column statistics"
-#: Users' models with their duals, then their statistics; for their agent. The users open the models
-#: with the duals as well.
+#: Users' models with their duals, then their statistics; for their agent. Users open the models
+#: with the duals, too.
 GROUP_SUM = "group"
 #: Agents' models with their duals, then their groups' statistics.
 AGENTS_SUM = "agents"
-#: The same once a group was left out, with self masks.
+#: The same after a group was left out, with self masks.
 LEFT_SUM = "agents that are left"
-#: Users' models with their duals, then their statistics, where there are no agents.
+#: Users' models with their duals, then their statistics, in runs without agents.
 FLAT_SUM = "users"
-#: Outputs of all groups' blocks, row by row; for the label owner alone.
+#: Outputs of all groups' blocks, row by row; only for the label owner.
 OUTPUT_SUM = "outputs"
-#: Outputs of the model, those of held-out rows as well; for the label owner alone.
+#: Outputs of the model, also for held-out rows; only for the label owner.
 JUDGED_SUM = "judged outputs"
-#: Outputs of a saved model for new rows; for the label owner alone.
+#: Outputs of a saved model for new rows; only for the label owner.
 PREDICTED_SUM = "predicted outputs"
-#: Loss on the rows to learn from, outcomes on held-out rows.
+#: Loss on training rows, outcomes on held-out rows.
 EVALUATION_SUM = "evaluation"
-#: Of each output, after the models: loss, primal residual, pull of a user. No user gets their pad.
+#: Per output, after the models: loss, primal residual, pull of a user. No user gets their pad.
 USER_STATISTICS = 3
-#: Loss, primal residual and what it is measured by, dual residual, pull of a group.
+#: Loss, primal residual and its scale, dual residual, pull of a group.
 AGENT_STATISTICS = 5
 USER, AGENT, OWNER = "user", "agent", "owner"
 ROLES = (USER, AGENT, OWNER)
-#: Public bound on the numbers that are summed.
+#: Public bound on summed numbers.
 DEFAULT_BOUND = 2.0**20
-#: Cohort of all users, and of the label owner; the groups follow, then the agents.
+#: Cohort of all users and the label owner; then the groups, then the agents.
 EVERYBODY = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SVMFacts:
-    """What is public of a run, and says what its exchanges sum.
+    """Public facts of a run that decide the sums of its exchanges.
 
     Attributes
     ----------
     bound : float
-        Public bound on the numbers that are summed.
+        Public bound on summed numbers.
     columns : int
         Of a row; in a vertical split of the group's block.
     features : int
-        Random Fourier frequencies, 0 for the columns as they are.
+        Random Fourier frequencies, 0 for plain columns.
     outputs, classes, label_bound
-        What the labels are.
+        Of the labels.
     trials : int
-        Models of each output: several while C is chosen.
+        Models per output: several while C is chosen.
     told : str
-        Name of the sum of the exchange, where it follows from all that the users were sent.
+        Name of a sum that depends on all earlier requests to the users.
     rows, tests : sequence of int
-        Rows to learn from and held-out rows of each user, as they signed it.
+        Signed training and held-out rows of each user.
     budget : Budget, optional
-        Of privacy.
     agent, owner : int
         Parties that open sums in a vertical split.
     plan_rows, all_rows : int
-        Of the plan of a vertical split: rows to learn from, and with those held out.
+        Training rows of a vertical split; with those held out.
     cohort, label
-        Of the server: see :class:`~fedkern_flwr.exchange.SumSpec`.
+        For the server: see :class:`~fedkern_flwr.exchange.SumSpec`.
     """
 
     bound: float = DEFAULT_BOUND
@@ -113,7 +112,6 @@ class SVMFacts:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the models: outputs, coefficients with the bias."""
         return self.outputs * self.trials, model_columns(self.columns, self.features) + 1
 
     def sum(self, name: str, length: int | None, **more: Any) -> SumSpec:
@@ -122,52 +120,49 @@ class SVMFacts:
         return SumSpec(name=name, length=length, encoding=Encoding.fixed_point(self.bound), **about)
 
     def models(self, name: str, statistics: int, receiver: int = -1) -> list[SumSpec]:
-        """Return the sum of models with so many statistics of each output."""
         outputs, width = self.shape
         return [self.sum(name, outputs * (width + statistics), receiver=receiver)]
 
     def for_agent(self, length: int, agent: int) -> SumSpec:
-        """Return a sum over a group of a vertical split."""
         return self.sum(GROUP_SUM, length, receiver=one_party(agent), label=self.label)
 
     def noisy(self, release: Release, length: int, rows: Sequence[int], **more: Any) -> SumSpec:
-        """Return a sum with noise, of numbers that a row moves by one at most."""
+        """Return a sum with noise, of numbers that a row moves by at most one."""
         code = Encoding.fixed_point(float(max(1, *rows)))
         return SumSpec(name=release.name, length=length, encoding=code, release=release, **more)
 
 
 class SVMDescribeReply(TableReply):
-    """What a node tells about itself; ids in a vertical split alone."""
+    """Description of a node; with ids only in a vertical split."""
 
-    group: int  # the group that it belongs to, from 0; -1 for the label owner
-    named: bool  # whether its rows have ids; else they are numbered
-    fold_rows: int = 0  # least number of its training rows in a fold
-    fold_sum_rows: int = 0  # least number of rows of all users in a fold of a sum
+    group: int  # number of its group, from 0; -1 for the label owner
+    named: bool  # whether its rows have ids; otherwise they are numbered
+    fold_rows: int = 0  # fewest training rows in a fold
+    fold_sum_rows: int = 0  # fewest rows of all users in a fold of a sum
 
 
 class SVMRequest(Message):
-    """What every request carries, and who answers it: nodes of all roles, if that is not said."""
+    """Fields of every request; ``role`` is the receivers' role, empty for all."""
 
     role: ClassVar[str] = ""
     session: str = ""
     round: int = 0
-    attempt: int = 0  # how often it has been asked before
+    attempt: int = 0  # number of earlier requests for the same
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
-        """Return which secure sums it asks for: none here."""
         return []
 
 
 class IterationRequest(SVMRequest):
-    """``round`` is the iteration after the receiver's last one, or that one again."""
+    """``round`` is the receiver's next iteration, or its last one again."""
 
 
 class StepRequest(SVMRequest):
-    """``round`` grows from exchange to exchange; the receiver may have missed some."""
+    """``round`` grows with each exchange; the receiver may have missed some."""
 
 
 class SVMReply(Message):
-    """What every reply carries: the number of the request; often the upload to a sum besides."""
+    """Fields of every reply, which often carries a masked vector."""
 
     round: int = 0
 
@@ -176,15 +171,15 @@ class SVMReply(Message):
 
 
 class FeaturesRequest(SVMRequest):
-    """What a model is linear in."""
+    """Inputs of the linear model."""
 
     role = USER
     pinned = ("raw_mean", "raw_deviation")
 
-    features: int  # random Fourier frequencies, 0 for the columns as they are
+    features: int  # random Fourier frequencies, 0 for plain columns
     gamma: float  # width of the kernel; 0 without features
     feature_seed: int  # of the frequencies
-    # By which columns are standardised before random features are made of them, or empty.
+    # Standardisation of columns before random features, or empty.
     raw_mean: Floats = array("raw columns", dtype="float64")
     raw_deviation: Floats = array("raw columns", dtype="float64")
 
@@ -194,17 +189,17 @@ class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
 
     loss: str  # "hinge", "logistic" or "squared"
     c: float  # C
-    rows: int  # to learn from, at all users together
-    raw: bool  # whether it is about the columns before random features are made of them
-    counted: bool  # whether positive rows of each output are counted as well
-    # Parties with which this user will exchange sealed messages.
+    rows: int  # training rows of all users
+    raw: bool  # whether it covers the columns before random features
+    counted: bool  # whether to count positive rows of each output
+    # Parties that exchange sealed messages with this user.
     partners: Index = array("partners", dtype="index")
-    # What is tried where C is chosen, see :mod:`.consensus`, and how many folds are held out.
+    # Candidates for C, see :mod:`.consensus`, and the number of folds held out.
     tried: Floats = array("tried", dtype="float64")
     folds: int = 0
 
     def sum_name(self, before: str) -> str:
-        """Name of the sum: all users who add to it have been told the same, now and before."""
+        """Name of the sum; only users with the same requests so far add to it."""
         alike = replace(self, partners=np.zeros(0, np.int32))
         return bind(STATISTICS_SUM, alike, session=before, round=0, attempt=0)
 
@@ -228,20 +223,20 @@ class SolveRequest(IterationRequest):
 
     # Penalty of each output in this iteration, shape (k, 1).
     rho: Floats = array("penalties", "one", dtype="float64")
-    # Model whose loss is counted, shape (k, d + 1) or (0, 0).
+    # Model to evaluate, shape (k, d + 1) or (0, 0).
     judged: Floats = array("judged outputs", "judged width", dtype="float64")
-    # Coordinates and penalties of the coefficients, with the first iteration; else empty.
+    # Coordinates and penalties of the coefficients, in the first iteration; otherwise empty.
     mean: Floats = array("columns", dtype="float64")
     deviation: Floats = array("columns", dtype="float64")
     ridge: Floats = array("coefficients", dtype="float64")
-    # Share of each output's positive rows where classes are weighted, with the first iteration;
-    # else empty.
+    # Share of each output's positive rows, with weighted classes in the first iteration; otherwise
+    # empty.
     shares: Floats = array("classes", dtype="float64")
-    chosen: int = -1  # position of the C to go on with; -1 while C is tried, or where it was given
+    chosen: int = -1  # position of the C to continue with; -1 while C is tried, or if C was given
 
 
 class LocalRequest(SolveRequest, phase="svm-local"):
-    """To users without agents: take over the center, which the server has made, first."""
+    """To users without agents: take the server's center first."""
 
     pinned = ("relaxation",)
 
@@ -259,27 +254,27 @@ class LocalReply(SVMReply, phase="svm-local"):
 
 
 class StepWithAgentRequest(SolveRequest, phase="svm-step"):
-    """To users of a group: make the group's center of the last iteration first, as its agent does.
+    """To users of a group: first compute the group's last center, as its agent does.
 
-    ``judged`` is also the global model that the center is made with.
+    ``judged`` is also that center's global model.
     """
 
     pinned = ("relaxation",)
 
     agent: int  # partition that opens the sum
     relaxation: float
-    sealed: bytes  # the beginning of the agent's pad of the sum before; at first empty
-    index: int  # number of the group's sum of the last iteration; at first 0
-    # Penalties of the agents in the last iteration, and in this one.
+    sealed: bytes  # beginning of the agent's pad of the previous sum; at first empty
+    index: int  # number of the group's previous sum; at first 0
+    # Penalties of the agents, in the last iteration and in this one.
     sigma: Floats = array("penalties", "one", dtype="float64")
     next_sigma: Floats = array("penalties", "one", dtype="float64")
-    # That sum under the agent's pad, without statistics; at first empty.
+    # The previous sum under the agent's pad, without statistics; at first empty.
     padded: Ring = array("padded", dtype="ring")
 
     def sum_name(self, before: str) -> str:
-        """Name of the group's sum: all users who add to it have been told the same, then as now.
+        """Name of the group's sum; only users with the same requests, now and before, add to it.
 
-        ``before`` is the name of the sum before, with which the users' state came about.
+        ``before`` is the name of the sum before, which led to the users' state.
         """
         return bind(GROUP_SUM, self, session=before, attempt=0, sealed=b"")
 
@@ -295,19 +290,19 @@ class StepWithAgentReply(SVMReply, phase="svm-step"):
 class CombineRequest(IterationRequest, phase="svm-combine"):
     """To agents: combine the group's sum with the global model, contribute to the total.
 
-    ``round`` counts the totals. With the sum that the group's users begin meanwhile comes its
-    order: the agent contributes its pad to it.
+    ``round`` counts the totals. The agent also contributes its pad to the sum that the users begin
+    meanwhile.
     """
 
     role = AGENT
     pinned = ("relaxation",)
 
-    # Whether the group has finished an iteration, whose sum is delivered with this request; else
-    # the agent contributes what it has.
+    # Whether the group has finished an iteration and its sum is delivered; otherwise the agent
+    # contributes its present state.
     advance: bool
     relaxation: float
-    plain: bool  # whether this is the only agent, whose term is the total
-    leave_out: bool  # whether a run goes on without groups that fall silent
+    plain: bool  # whether this is the only agent, so that its term is the total
+    leave_out: bool  # whether the run goes on without lost groups
     outputs: int  # shape of a model
     width: int
     # Penalties of this iteration, and sigma of the next, shape (k, 1).
@@ -317,16 +312,15 @@ class CombineRequest(IterationRequest, phase="svm-combine"):
     users: Index = array("users", dtype="index")  # of the group
     # The global model, shape (k, d + 1).
     center: Floats = array("outputs", "width", dtype="float64")
-    # Where C is chosen: its position, how many were tried and how many folds were held out.
+    # If C is chosen: its position, numbers of candidates and of held-out folds.
     chosen: int = -1
     tried: int = 0
     folds: int = 0
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
-        """A total of all agents or of those left; and the agent's pad of the sum ``told`` of.
+        """A total of all agents or the remaining ones; and the agent's pad of the users' sum.
 
-        How long that sum is says the request to the users. The agent looks at it when it seals the
-        pad for them.
+        The users' request defines the pad's length. The agent checks it when sealing the pad.
         """
         length = self.outputs * (self.width + AGENT_STATISTICS)
         found = [facts.sum(AGENTS_SUM, length), facts.sum(LEFT_SUM, length, self_masks=True)]
@@ -334,14 +328,14 @@ class CombineRequest(IterationRequest, phase="svm-combine"):
 
 
 class CombineReply(SVMReply, phase="svm-combine"):
-    """The beginning of the pad of the group's sum, sealed for each user in turn; else nothing."""
+    """Beginning of the pad of the group's sum, sealed for each user; else nothing."""
 
     sealed: bytes
     term: tuple[Floats, ...] = arrays("numbers", dtype="float64")  # the only agent's contribution
 
 
 class EvaluateRequest(SVMRequest, phase="svm-evaluate"):
-    """To users: judge the model on rows to learn from and on held-out rows."""
+    """To users: evaluate the model on training and held-out rows."""
 
     role = USER
     self_masks: bool  # whether the sum may lose users
@@ -359,18 +353,18 @@ class EvaluateReply(SVMReply, phase="svm-evaluate"):
 
 
 class SaveRequest(SVMRequest, phase="svm-save"):
-    """Keep the state on disk under the number of this round."""
+    """Save the state under the number of this round."""
 
 
 class SaveReply(SVMReply, phase="svm-save"):
-    """It is kept."""
+    pass
 
 
 class PadRequest(SVMRequest, phase="svm-pad"):
-    """To whom sums belong: contribute the pad to the sums of this exchange."""
+    """To receivers of sums: contribute the pad to the sums of this exchange."""
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
-        """All that an agent or the label owner may open: how long they are, the users check."""
+        """All that an agent or the label owner may open; the users check their lengths."""
         to_agent = [facts.sum(GROUP_SUM, None, receiver=facts.agent)]
         names = (OUTPUT_SUM, JUDGED_SUM, PREDICTED_SUM)
         return to_agent + [facts.sum(name, None, receiver=facts.owner) for name in names]
@@ -384,15 +378,14 @@ class PadReply(SVMReply, phase="svm-pad"):
 
 
 class PlanRequest(StepRequest):
-    """To users of a vertical split: which rows they have."""
+    """To users of a vertical split: the rows that they hold."""
 
     role = USER
     pinned = ("agent", "owner")
 
     agent: int  # partitions that open the group's sums, and the sums of outputs
     owner: int
-    # Positions of the plan's rows among those that the user announced, and their numbers in the
-    # plan.
+    # Positions of the plan's rows among the user's announced rows, and their numbers in the plan.
     take: Index = array("rows", dtype="index")
     place: Index = array("rows", dtype="index")
 
@@ -400,9 +393,9 @@ class PlanRequest(StepRequest):
 class ColumnsRequest(PlanRequest, phase="svm-columns"):
     """Contribute to the statistics of the group's columns."""
 
-    rows: int  # of the plan, to learn from
+    rows: int  # training rows of the plan
     all_rows: int  # with those held out, which follow them
-    standardised: bool  # whether columns are brought to variance 1; they are centred in any case
+    standardised: bool  # whether columns are scaled to variance 1; they are always centred
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Means and mean squares of the group's columns, in digits; for its agent."""
@@ -414,17 +407,17 @@ class ColumnsReply(SVMReply, phase="svm-columns"):
 
 
 class VisitRequest(StepRequest, phase="svm-visit"):
-    """To users of a vertical split: multiply a message and the last weights with the rows."""
+    """To users of a vertical split: multiply a message and the last weights with rows."""
 
     role = USER
     width: int  # columns of messages and weights
-    message_round: int  # steps in which message and weights, or coordinates, were sealed
+    message_round: int  # steps that sealed the message, and the weights or coordinates
     weights_round: int
-    coordinates: bytes  # means and deviations of the columns, sealed by the agent; once
-    # The label owner's message at the user's rows, sealed; empty if only the weights count.
+    coordinates: bytes  # means and deviations of the columns, sealed by the agent; sent once
+    # The label owner's message at the user's rows, sealed; empty if only the weights matter.
     message: bytes
     weights: bytes  # the group's weights, sealed by the agent; empty in the first visit
-    judge: bool  # whether outputs are those of the model, for held-out rows as well
+    judge: bool  # whether outputs are those of the model, also for held-out rows
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Products of the group's columns with a message, and outputs of the last weights."""
@@ -444,52 +437,52 @@ class VisitReply(SVMReply, phase="svm-visit"):
 
 
 class BlockRequest(StepRequest, phase="svm-block"):
-    """To agents of a vertical split: open the group's sum and pass it on to the users."""
+    """To agents of a vertical split: open the group's sum for the users."""
 
     role = AGENT
-    # "columns", "weights", "model" or "again": statistics of the columns; weights; weights of the
-    # model; or what was opened last.
+    # "columns": statistics of the columns; "weights"; "model": weights of the model; "again": the
+    # sum that was opened last.
     kind: str
-    rows: int  # to learn from
+    rows: int  # training rows
     standardised: bool  # see ColumnsRequest
     users: Index = array("users", dtype="index")  # of the group
 
 
 class BlockReply(SVMReply, phase="svm-block"):
-    """What was opened, sealed for each user in turn."""
+    """The opened sum, sealed for each user."""
 
     sealed: bytes
 
 
 class OwnerRequest(StepRequest, phase="svm-owner"):
-    """To the label owner of a vertical split: take the outputs, make the next message."""
+    """To the label owner: take the outputs, make the next message."""
 
     role = OWNER
     pinned = ("loss", "c", "tolerance", "rows")
 
-    # "start": make the first message; "first": the second, before any outputs; "step": the next
-    # one; "last": the model whatever the gap is; "again": seal the last one once more; "judge": the
-    # outputs of the model.
+    # "start": make the first message; "first": the second, before any outputs; "step": the next;
+    # "last": the model, whatever the gap; "again": seal the last one again; "judge": the outputs of
+    # the model.
     kind: str
     loss: str
     c: float  # C
-    tolerance: float  # relative duality gap at which the message is that of the model
-    rows: int  # to learn from
+    tolerance: float  # relative duality gap at which the message becomes that of the model
+    rows: int  # training rows
     bins: int = 0  # of the histograms of held-out rows, with "judge"
-    # All else with "start". Positions of the plan's rows among those that the owner announced.
+    # All else only with "start". Positions of the plan's rows among the owner's announced rows.
     take: Index = array("taken", dtype="index")
     users: Index = array("users", dtype="index")
-    sizes: Index = array("users", dtype="index")  # rows to learn from of each
-    place: Index = array("placed", dtype="index")  # their numbers in the plan, user by user
+    sizes: Index = array("users", dtype="index")  # training rows of each
+    place: Index = array("placed", dtype="index")  # their numbers in the plan, by user
 
 
 class OwnerReply(SVMReply, phase="svm-owner"):
-    """The next message, and how far the run is."""
+    """The next message, and the state of convergence."""
 
     model: bool = False  # whether the message is that of the model
-    objective: float = 0.0  # of the present model; 0 while it is not known
-    bound: float = 0.0  # a lower bound of the optimum, likewise
-    sealed: Bytes = array("sealed", dtype="byte")  # the message at each user's rows in turn
+    objective: float = 0.0  # of the present model; 0 if unknown
+    bound: float = 0.0  # lower bound of the optimum; 0 if unknown
+    sealed: Bytes = array("sealed", dtype="byte")  # the message at each user's rows
     counts: Floats = array("counts", dtype="float64")  # outcomes on held-out rows, with "judge"
 
 
@@ -497,7 +490,7 @@ class OwnerReply(SVMReply, phase="svm-owner"):
 
 
 class PredictRequest(FeaturesRequest, StepRequest, phase="svm-predict"):
-    """To users of a horizontal split: predict the held-out rows with a model, and write them."""
+    """To users of a horizontal split: predict the held-out rows and write them."""
 
     # Shapes (k, d) or (k, 2 D), and (k,).
     weights: Floats = array("outputs", "width", dtype="float64")
@@ -506,21 +499,19 @@ class PredictRequest(FeaturesRequest, StepRequest, phase="svm-predict"):
 
 
 class PredictReply(SVMReply, phase="svm-predict"):
-    """What the user has done."""
-
-    samples: int  # rows that it predicted, 0 if it holds none out
+    samples: int  # predicted rows, 0 if none are held out
 
 
 class RecallRequest(StepRequest, phase="svm-recall"):
-    """To agents of a vertical split: pass the group's part of a model on to the users."""
+    """To agents of a vertical split: send the users the group's part of a model."""
 
     role = AGENT
-    model: str  # session of the run that made the model
+    model: str  # session of the model's run
     users: Index = array("users", dtype="index")  # of the group
 
 
 class RecallReply(SVMReply, phase="svm-recall"):
-    """Means and deviations of the columns, and the weights, sealed for each user in turn."""
+    """Means and deviations of the columns, and the weights, sealed for each user."""
 
     sealed: bytes
 
@@ -544,19 +535,17 @@ class ContributeReply(SVMReply, phase="svm-contribute"):
 
 
 class WriteRequest(StepRequest, phase="svm-write"):
-    """To the label owner: open the outputs of its held-out rows, and write them."""
+    """To the label owner: open and write the outputs of its held-out rows."""
 
     role = OWNER
-    model: str  # session of the run that made the model
-    # Positions of the plan's rows among those that the owner announced.
+    model: str  # session of the model's run
+    # Positions of the plan's rows among the owner's announced rows.
     take: Index = array("taken", dtype="index")
     calibration: Floats = array("calibration", dtype="float64")  # see Calibration
 
 
 class WriteReply(SVMReply, phase="svm-write"):
-    """What the owner has done."""
-
-    samples: int  # rows that are predicted
+    samples: int  # predicted rows
 
 
 # -- runs with a budget of privacy
@@ -570,10 +559,10 @@ class GradientRequest(SVMRequest, phase="svm-gradient"):
 
     role = USER
     loss: str  # "hinge" or "logistic"
-    features: int  # random Fourier frequencies, 0 for the columns as they are
+    features: int  # random Fourier frequencies, 0 for plain columns
     gamma: float  # width of the kernel; 0 without features
     feature_seed: int
-    iterations: int  # of the run: what they may cost is divided among them
+    iterations: int  # of the run; the budget is divided among them
     model: Floats = array("outputs", "width", dtype="float64")
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
@@ -591,7 +580,7 @@ class GradientReply(SVMReply, phase="svm-gradient"):
 
 
 class CountRequest(GradientRequest, phase="svm-count"):
-    """To users: count how held-out rows are predicted, and write the predictions."""
+    """To users: count outcomes of held-out rows, write the predictions."""
 
     def sum_specs(self, facts: SVMFacts) -> list[SumSpec]:
         """Counts of held-out rows, with noise."""

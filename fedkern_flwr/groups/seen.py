@@ -49,15 +49,7 @@ _PRIVATE: Seen = {
 
 
 def seen_by(options: Mapping[str, Any], layers: bool) -> Seen:
-    """Return what server, agents, users and label owner see.
-
-    Parameters
-    ----------
-    options : mapping
-        Options of the run.
-    layers : bool
-        Whether there are agents.
-    """
+    """Return what server, agents, users and label owner see; ``layers``: there are agents."""
     if options["partition"] == "vertical":
         return _COLUMNS
     if options["privacy_epsilon"] is not None:
@@ -91,7 +83,7 @@ def seen_by(options: Mapping[str, Any], layers: bool) -> Seen:
 
 
 def predictions_seen_by(partition: str, sums: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is seen when rows are predicted with a saved model; ``sums`` are of the run."""
+    """Return what is seen in predictions with a saved model; ``sums`` are of the run."""
     if partition == "horizontal":
         return {
             "protocol": "predictions stay at the users",

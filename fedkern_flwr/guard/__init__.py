@@ -1,15 +1,15 @@
-"""What a node checks before it answers, counts and remembers.
+"""Check requests to a node, count what it has released, and remember both.
 
-An order, the options that the node was started with, its policy and what it has answered before
-go in; nothing comes out, or a :class:`~fedkern_flwr.errors.RefusedError` of one line that names
-the rule. No refusal depends on a value of the node's table, and none quotes one. A client asks
-through its base (:mod:`fedkern_flwr.node.guarded`), which holds the policy and the ledger.
+The inputs are a request, the node's start options, its policy and its earlier answers. The result
+is nothing, or a one-line :class:`~fedkern_flwr.errors.RefusedError` that names the rule. No refusal
+depends on values in the node's table, and none quotes one. Clients use the guard through
+:mod:`fedkern_flwr.node.guarded`.
 
-* :mod:`.policy`: what the node's owner allows: who may open a sum, of what, over which cohort.
-* :mod:`.counting`: how many numbers may be released about how many unknowns, within a run.
-* :mod:`.freeze`, :mod:`.cells`: blocks of rows, and what was opened about them over all runs.
-* :mod:`.opened`: what sums and noise have cost, in the ledger.
-* :mod:`.ledger`: the file of all that, which a run is opened, entered and ended in.
+* :mod:`.policy`: what the node's owner allows.
+* :mod:`.counting`: the release limit within a run.
+* :mod:`.freeze`, :mod:`.cells`: blocks of rows, and the release limit over all runs.
+* :mod:`.opened`: what sums and noise have cost.
+* :mod:`.ledger`: the file that keeps all this.
 """
 
 from __future__ import annotations

@@ -1,22 +1,18 @@
-"""The release limit: about no rows are more numbers opened than they have unknowns, over all runs.
+"""Apply the release limit over all runs: no rows get more numbers than unknowns.
 
 A sum over rows is a set of equations for their columns. With as many equations as unknowns the rows
 can be computed. So the numbers of all sums, over all runs and methods, are spread over the rows of
-this node's blocks, and each row may get at most one number for each of its unknowns:
+this node's blocks. Each row may get at most one number per unknown:
 
-- The numbers of a sum are spread over the hidden rows that were in it: this node's, and those of
-  the other parties that hide among them.
-- If a block was in some sums of one purpose and not in others, such as a block of new rows, their
-  differences may show such blocks alone. So the numbers on either side, whichever are fewer, are
-  counted again, and spread over this node's rows in such blocks only. (Blocks that came and blocks
-  that left with the same change are such blocks together.)
+- The numbers of a sum are spread over its hidden rows: this node's, and those of the other parties
+  that hide among them.
+- If a block was in some sums of one purpose and not in others, differences may show this block
+  alone. So the numbers on the smaller side count again, over this node's rows in such blocks.
+  Blocks that came and blocks that left with the same change count together.
 
-Where such a spread exists, no set of rows has more equations of its own than unknowns (Hall's
-theorem). The same values of this node, opened over the same blocks and parties, add nothing. Sums
-of one function of a row over different blocks have the numbers of one sum over the rows that are in
-all of them, and their differences.
-
-All here is about numbers of blocks, see :mod:`.freeze`. It knows no rows and no values.
+Where such a spread exists, no set of rows has more equations than unknowns (Hall's theorem). The
+same values over the same blocks and parties add nothing. Sums of one function of a row over
+different blocks count once over the blocks common to all, plus their differences.
 """
 
 from __future__ import annotations
@@ -56,28 +52,23 @@ class Sum:
 
     Attributes
     ----------
-    run : int
-        Number of the run.
     kind, purpose : str
-        What answers, and what is summed. Sums of one kind may be of nearly the same function of a
-        row, those of one purpose of the same.
+        Kind of client, and what is summed. Sums of one kind may be of similar functions of a row,
+        sums of one purpose of the same.
     cohort : frozenset of bytes
-        Digests of the pinned keys of the parties, 8 bytes each; empty where there are none.
-    blocks : frozenset of int
-        Blocks of this node.
+        8-byte digests of the parties' pinned keys; empty without pinned keys.
     numbers : float
-        Numbers that are opened; counts have the weight of :func:`counts`.
+        Numbers that are opened; for counts see :func:`counts`.
     row : float
-        Unknowns of a row in the columns that the sum uses, see :func:`~.counting.unknowns_of_row`.
+        Unknowns of a row in the columns used.
     others : int
         Rows of other parties in the sum that the server does not know.
     width : int
-        Columns of which products are summed; 0 for other sums.
+        Number of columns, if products of columns are summed; else 0.
     done : bool
-        Whether it was opened over these parties, and not only ordered.
+        Whether it was opened over these parties, and not only requested.
     function : bytes
-        Digest of the function of a row that is summed; empty where it is another one in each run.
-        Of a sum with fewer numbers these are among those of one with more.
+        Digest of the summed function of a row; empty if it differs in each run.
     """
 
     run: int
@@ -94,17 +85,16 @@ class Sum:
 
     @property
     def what(self) -> object:
-        """What is summed: equal of sums of one function."""
         return self.function or (self.run, self.blocks, self.cohort)
 
 
 def counts(number: int, rows: int) -> float:
-    """Return the numbers that so many counts of ``rows`` rows amount to."""
+    """Return the equivalent of ``number`` counts of ``rows`` rows, in 64-bit numbers."""
     return number * math.log2(rows + 1) / _BITS
 
 
 def histogram(cells: int, rows: int) -> float:
-    """Return the numbers that the counts of a column in so many cells amount to, at most."""
+    """Return the most numbers that a column's counts in ``cells`` cells are equivalent to."""
     return min(counts(cells, rows), rows * math.log2(max(cells, 2)) / _BITS)
 
 
@@ -113,7 +103,7 @@ def histogram(cells: int, rows: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """Numbers that are spread over some leaves; ``alone``: as differences of sums."""
+    """Numbers that are spread over some leaves; ``alone`` if they are differences of sums."""
 
     leaves: NDArray[np.bool_]
     numbers: float
@@ -123,20 +113,11 @@ class Share:
     alone: bool
 
     def hidden(self, rows: NDArray[np.int64]) -> int:
-        """Return the rows over which they are spread."""
         return int(rows[self.leaves].sum()) + self.others
 
 
 class Cells:
-    """What was opened about each leaf of the freeze.
-
-    Parameters
-    ----------
-    blocks : Blocks
-        Of the freeze.
-    sums : iterable of Sum
-        All that was opened since the freeze.
-    """
+    """Compute what was opened about each leaf of the freeze, by all sums since."""
 
     def __init__(self, blocks: Blocks, sums: Iterable[Sum]) -> None:
         self.blocks, self.sums = blocks, list(sums)
@@ -146,7 +127,7 @@ class Cells:
         self.waived = (blocks["forced"] | (blocks["state"] == BARRED))[self.leaves]
 
     def members(self, sums: Sequence[Sum]) -> NDArray[np.int64]:
-        """Return in which version each leaf was in each sum, -1 if not; shape (leaves, sums)."""
+        """Return the version of each leaf in each sum, -1 if absent; shape (leaves, sums)."""
         found = np.full((len(self.blocks), len(sums)), -1)
         for at, one in enumerate(sums):
             inside = np.array(sorted(one.blocks), int)
@@ -159,7 +140,6 @@ class Cells:
 
     @cached_property
     def shares(self) -> list[Share]:
-        """What is spread over which leaves."""
         found, purposes = list[Share](), dict[tuple[str, str], list[Sum]]()
         for one in self.sums:
             purposes.setdefault((one.kind, one.purpose), []).append(one)
@@ -180,7 +160,6 @@ class Cells:
         return found
 
     def _alone(self, sums: Sequence[Sum], member: NDArray[np.int64]) -> Iterator[Share]:
-        """Yield what differences of sums of one purpose tell of some leaves alone."""
         row = min(one.row for one in sums)
         core = _core(member)
         patterns: dict[bytes, NDArray[np.bool_]] = {}
@@ -205,13 +184,12 @@ class Cells:
 
     @cached_property
     def lacking(self) -> int:
-        """How many hidden rows products of columns lack."""
         short = (ROWS_PER_COLUMN * s.width - s.hidden(self.rows) for s in self.shares if s.width)
         return sum(max(0, rows) for rows in short)
 
     @cached_property
     def loads(self) -> NDArray[np.float64]:
-        """The numbers for each unknown of each leaf, spread as evenly as may be."""
+        """Numbers per unknown of each leaf, spread as evenly as possible."""
         loads = np.zeros(len(self.leaves))
         for share in sorted(self.shares, key=lambda s: s.hidden(self.rows)):
             hidden = share.hidden(self.rows)
@@ -225,19 +203,16 @@ class Cells:
 
 
 def _core(member: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which leaves are in all sums, in one version."""
     return np.asarray((member[:, :1] >= 0).all(axis=1) & (member == member[:, :1]).all(axis=1))
 
 
 def _together(sums: Sequence[Sum], leaves: NDArray[np.bool_]) -> Share:
-    """Return what sums of one function tell of the leaves that are in all of them."""
     numbers, width = _numbers(sums)
     row, others = min(one.row for one in sums), min(one.others for one in sums)
     return Share(leaves, numbers, row, others, width, alone=False)
 
 
 def _numbers(sums: Iterable[Sum]) -> tuple[float, int]:
-    """Return the numbers and columns of sums, those of one function once."""
     most, width = dict[object, float](), 0
     for one in sums:
         most[one.what], width = max(most.get(one.what, 0.0), one.numbers), max(width, one.width)
@@ -250,28 +225,11 @@ def _numbers(sums: Iterable[Sum]) -> tuple[float, int]:
 def check_rows(
     blocks: Blocks, sums: Sequence[Sum], new: Sum, *, least: int, parts: int = 0
 ) -> None:
-    """Refuse a sum that would tell fewer than ``least`` rows apart from all others.
+    """Refuse a sum that would separate fewer than ``least`` rows from all others.
 
-    A linear combination of sums of one function of a row gives the same weight to all rows that
-    were in the same sums, in the same versions. So these must be ``least`` rows or more.
-
-    Parameters
-    ----------
-    blocks : Blocks
-        Of the freeze.
-    sums : sequence of Sum
-        All that was opened since the freeze; those of the kind of the new one are compared.
-    new : Sum
-        What is to be opened.
-    least : int
-        ``min_own_rows`` of the policy.
-    parts : int
-        Rows of a part of a sum, at least, if that is more: what is told of all rows of a sum has
-        a rule of its own.
-
-    Raises
-    ------
-    RefusedError
+    A linear combination of sums of one function weights all rows alike that were in the same sums,
+    in the same versions. So there must be at least ``least`` such rows (``min_own_rows``), or
+    ``parts`` if that is more. Sums of the new one's kind are compared.
     """
     line = line_of(blocks, sorted(new.blocks))
     known = [one for one in sums if one.kind == new.kind]
@@ -281,7 +239,6 @@ def check_rows(
     elsewhere = cells.members([replace(new, blocks=apart)])[:, 0] >= 0
 
     def few(members: NDArray[np.int64]) -> set[bytes]:
-        """Return which leaves are in the same sums, where they have few rows together."""
         patterns, of = np.unique(members, axis=0, return_inverse=True)
         of[elsewhere] = len(patterns)
         rows = np.bincount(of, cells.rows, minlength=len(patterns))[: len(patterns)]
@@ -304,7 +261,6 @@ def check_rows(
 
 
 def line_of(blocks: Blocks, some: Sequence[int] | NDArray[np.integer[Any]]) -> set[int]:
-    """Return some blocks, and those of which they are a part."""
     line, above = set[int](), np.unique(np.asarray(some, int))
     while len(above):
         line.update(above.tolist())
@@ -314,23 +270,10 @@ def line_of(blocks: Blocks, some: Sequence[int] | NDArray[np.integer[Any]]) -> s
 
 
 def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
-    """Refuse a sum with which more numbers would be opened than there are unknowns.
+    """Refuse a sum with which more numbers than unknowns would be opened.
 
-    Parameters
-    ----------
-    blocks : Blocks
-        Of the freeze.
-    sums : sequence of Sum
-        All that was opened since the freeze.
-    new : Sum
-        What is to be opened; it takes the place of one of the same run, purpose, blocks and
-        parties.
-
-    Raises
-    ------
-    RefusedError
-        A leaf would have more numbers than unknowns, or products of more columns than half of the
-        hidden rows.
+    ``new`` replaces a sum of the same run, purpose, blocks and parties. Products of columns need
+    two hidden rows for each column.
     """
     sums = [one for one in sums if one.numbers]
     rest = [one for one in sums if not same(one, new)]
@@ -351,7 +294,6 @@ def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
 
 
 def same(one: Sum, other: Sum) -> bool:
-    """Tell whether two entries are about one purpose of a run, the same blocks and parties."""
     return (one.run, one.kind, one.purpose, one.blocks, one.cohort) == (
         other.run,
         other.kind,
@@ -362,11 +304,10 @@ def same(one: Sum, other: Sum) -> bool:
 
 
 def repeated(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], function: bytes) -> float:
-    """Return how many numbers a run may open that sums a function again.
+    """Return how many numbers a run may open that sums an earlier function again.
 
-    About rows of the earlier run it tells nothing new. Rows that came later bear the numbers: a
-    fifth of what they have left, or a sixth of what they had. There are none where the function was
-    summed over several sets of rows. The other parameters are those of :func:`planned_share`.
+    About rows of the earlier run it reveals nothing new. Later rows bear the numbers, within the
+    shares of :func:`planned_share`. Returns 0 if the function was summed for several purposes.
     """
     sums = [one for one in sums if one.numbers]
     last = [one for one in sums if one.function == function]
@@ -390,17 +331,9 @@ def repeated(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], function
 def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: str) -> float:
     """Return the share of the unknowns of its rows that a run may plan with.
 
-    It is a fifth of what is left. Where blocks were in no earlier run of this kind, the rows of
-    these must bear the numbers alone: a fifth of what they have left, or a sixth of what they had.
-
-    Parameters
-    ----------
-    blocks, sums
-        As in :func:`check_sum`.
-    among : iterable of int
-        Blocks that are learned from.
-    kind : str
-        What answers.
+    It is a fifth of what is left. Blocks that were in no earlier run of this kind must bear the
+    numbers alone: a fifth of what they have left, or a sixth of all they had. ``among`` are the
+    blocks to learn from.
     """
     sums = [one for one in sums if one.numbers]
     cells = Cells(blocks, sums)
@@ -425,29 +358,26 @@ def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kin
 
 
 def _fair(cells: Cells, like: Sequence[Sum]) -> NDArray[np.float64]:
-    """Return how much of each leaf a run may take: more of one that none like it was about."""
+    """Return how much of each leaf a run may use: more of a leaf that is new to this kind."""
     left = np.maximum(1.0 - cells.loads, 0.0)
     later = (cells.members(like) < 0).all(axis=1)
     return np.where(later, np.maximum(SHARE * left, np.minimum(left / 2.0, LATER)), SHARE * left)
 
 
 def lot_rows(numbers: float, row: float, width: int = 0) -> int:
-    """Return the rows that a lot of later rows needs so that a repeated run may keep this size.
+    """Return the rows that later changes need, so that a repeated run can keep its size.
 
-    Parameters
-    ----------
-    numbers : float
-        Numbers that a run opens at the size that is to be kept, such as that of 32 landmarks.
-    row : float
-        Unknowns of a row.
-    width : int
-        Columns of which it sums products.
+    ``numbers`` and ``width`` are those of a run of this size; ``row`` is the number of unknowns of
+    a row.
     """
     return max(math.ceil(numbers / (LATER * row)), ROWS_PER_COLUMN * width)
 
 
 def needed_rows(sums: Iterable[Sum]) -> int:
-    """Return the rows that a lot needs, so that the largest run so far may be repeated smaller."""
+    """Return the rows that later changes need, so that the largest run can repeat.
+
+    Of larger runs it is enough that 32 landmarks can repeat.
+    """
     return max(
         (lot_rows(min(s.numbers, _LOT_NUMBERS), s.row, min(s.width, _LOT_WIDTH)) for s in sums),
         default=0,
@@ -457,22 +387,11 @@ def needed_rows(sums: Iterable[Sum]) -> int:
 def check_parties(
     blocks: Blocks, sums: Sequence[Sum], new: Sum, *, least: int, allow_one: bool = False
 ) -> None:
-    """Refuse a sum whose blocks hide among too few parties.
+    """Refuse a sum in which blocks hide among too few parties.
 
-    Parameters
-    ----------
-    blocks, sums, new
-        As in :func:`check_sum`. Sums of one purpose are compared, of other runs: within a run the
-        protocol sees to it. Those without pinned identities are not compared.
-    least : int
-        Parties, this node included, that were in every cohort with which a block was summed:
-        ``min_parties``.
-    allow_one : bool (default: False)
-        Whether a cohort may differ from an earlier one by one party.
-
-    Raises
-    ------
-    RefusedError
+    Sums of the same purpose, of other runs and with pinned identities are compared; within a run
+    the protocol ensures it. ``least`` parties, this node included, must be common to all cohorts of
+    a block. With ``allow_one`` a cohort may differ from an earlier one by one party.
     """
     about, line = (new.kind, new.purpose), line_of(blocks, sorted(new.blocks))
     known = [s for s in sums if s.cohort and s.done and s.run != new.run]
@@ -497,7 +416,7 @@ def check_parties(
 
 
 def _level(loads: NDArray[np.float64], rows: NDArray[np.int64], more: float) -> float:
-    """Return the level to which the emptiest are filled with so many rows more."""
+    """Return the load to which the least loaded leaves are filled with ``more`` numbers."""
     order = np.argsort(loads)
     ranked, wide = loads[order], np.cumsum(rows[order])
     room = np.cumsum(np.diff(ranked) * wide[:-1])

@@ -1,17 +1,17 @@
-"""The data freeze of a node: its rows, dealt once into blocks that never change.
+"""Freeze a node's data: its rows are assigned once to blocks, and only blocks are summed.
 
-A node sums blocks, never rows. Clinical studies freeze their data, and so does a node: at its first
-run each row is dealt, by a keyed hash of its identity, into the held-out share or one of five
-folds. Later changes of the table wait until they form whole blocks, so that no two runs differ by
-a few rows.
+As clinical studies freeze their data, so does a node. At its first run a keyed hash assigns each
+row to the held-out share or to one of five folds. Later changes of the table wait until they form
+whole blocks, so that no two runs differ by a few rows.
 
-**Why no combination of sums shows fewer than ``least`` rows.** Each row that was ever frozen lies
-in one *leaf*. A change may split a leaf, and only into parts of at least ``least`` rows: those that
-leave, those that were edited, and those that stay. An edited row keeps its place in the tree, so
-its old and its new content have the same leaf; a row whose content is again that of an earlier sum
-changes with others of which that holds as well. Every sum is over whole leaves.
-A row that left comes back with at least ``least`` others of its leaf, or not at all. Rows without
-an id are known by their content alone: the old and the new version of such a row are two rows.
+**Why no combination of sums shows fewer than ``least`` rows.** Each row that was ever frozen is in
+one *leaf*, and every sum is over whole leaves. A change splits a leaf only into parts of at least
+``least`` rows: those that are withdrawn, those that are edited, and those that stay. An edited row
+keeps its place in the tree, so its old and new content have the same leaf. A row that gets the
+content of an earlier sum back changes only together with others like it. A withdrawn row comes back
+with at least ``least`` others of its leaf, or not at all.
+
+Rows without an id are known by their content alone: an edited one counts as two rows.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ class Change:
     Attributes
     ----------
     done, waiting : dict
-        ``"new rows"``, ``"rows that came back"``, ``"edits"``, ``"withdrawals"`` -> rows whose
-        change took effect, or waits.
+        Kind of change (``"new rows"``, ``"rows that came back"``, ``"edits"``, ``"withdrawals"``)
+        -> rows that changed, or wait.
     needed : int
-        Rows outside of the held-out share that a lot needs.
+        Training rows that must change together.
     near_misses : int
-        New ids that differ from known ones in leading zeros only.
+        New ids that differ from known ones only in leading zeros.
     """
 
     done: dict[str, int]
@@ -113,7 +113,6 @@ class Change:
     near_misses: int = 0
 
     def __str__(self) -> str:
-        """Say what waits, for the owner of the node."""
         waits = ", ".join(f"{rows} {kind}" for kind, rows in self.waiting.items() if rows)
         says = f"{waits} wait: a block needs {self.needed}" if waits else "nothing waits"
         near = f"; {self.near_misses} new ids differ from known ones in leading zeros only"
@@ -127,30 +126,27 @@ class Change:
 class Freeze:
     """The freeze of a node's table.
 
-    The *frozen table* is what the node answers from: the raw rows that are used. It is the caller's
-    to keep; :meth:`places` says which rows of the table at hand have their contents.
+    The *frozen table* has the raw rows that the node answers from. The caller keeps it;
+    :meth:`places` finds its rows in the current table.
 
     Attributes
     ----------
     key : bytes
-        32 bytes. The node draws it itself; simulations hand in one from their seed. Nodes that hold
-        out a fifth and share an alignment key deal by that: those with the same ids hold out the
-        same ones.
+        32 bytes, random or from a simulation's seed. Nodes that hold out a fifth use a common
+        alignment key, if any, so that rows with equal ids are held out together.
     least : int
-        Rows of a block, at least: ``min_own_rows`` of the policy.
+        Least rows of a block: ``min_own_rows`` of the policy.
     names, values, bare : ndarray of uint64, shape (rows ever frozen,)
         See :class:`Identity`.
     block : ndarray of int32, shape (rows ever frozen,)
         The leaf of each row.
-    blocks : ndarray of BLOCK
-        All blocks.
     past : ndarray of PAST
-        Earlier contents of rows that were edited: digest of name and content, and the version.
+        Earlier contents of edited rows: digest of name and content, and the version.
     generation : int
-        Counts hasty withdrawals and forced changes. Landmarks, frequencies and first iterates are
-        drawn anew with each: with the old ones the difference would be the rows that changed.
+        Number of immediate withdrawals and forced changes. Each one renews landmarks, frequencies
+        and first iterates: with the old ones, differences would show the changed rows.
     table : str
-        What the caller calls the frozen table; it is saved with the freeze.
+        The caller's name of the frozen table.
     ledger : str
         Digest of the ledger that counts the sums of its blocks.
     """
@@ -179,25 +175,9 @@ class Freeze:
         lacking: int = 0,
         ledger: str = "",
     ) -> tuple[Self, Change]:
-        """Deal the rows of a table into blocks.
+        """Assign the rows of a table to blocks of at least ``least`` rows.
 
-        Parameters
-        ----------
-        rows : Rows
-            The table.
-        least : int
-            Rows of a block, at least.
-        key : bytes, optional
-            Of the hashes; drawn by default.
-        lacking : int (default: 0)
-            Further rows, which wait because they lack a stratum.
-        ledger : str
-            Which ledger counts the sums of its blocks.
-
-        Raises
-        ------
-        OptionError
-            Because of the strata more than 5 % of the rows would wait.
+        ``lacking`` further rows lack a stratum and wait. OptionError if more than 5 % would wait.
         """
         made = cls(secrets.token_bytes(32) if key is None else key, max(1, least), ledger=ledger)
         change = made.update(rows, needed=0)
@@ -210,7 +190,7 @@ class Freeze:
         return made, change
 
     def save(self, folder: Path) -> None:
-        """Write the freeze into a folder, for this user's eyes only, whole or not at all."""
+        """Write the freeze into a folder, readable by this user only, completely or not at all."""
         make_private_folder(folder)
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         meta = {name: getattr(self, name) for name in _META}
@@ -219,12 +199,12 @@ class Freeze:
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """Read the freeze of a folder; None where there is none.
+        """Read the freeze of a folder; None if there is none.
 
         Raises
         ------
         OptionError
-            The file is damaged, or was written by a newer release.
+            The file is damaged, or from another release.
         """
         path = folder / FILE
         if not path.exists():
@@ -254,29 +234,19 @@ class Freeze:
 
     @property
     def used(self) -> NDArray[np.bool_]:
-        """Whether each row that was ever frozen is in the frozen table, shape (rows,)."""
         used: NDArray[np.bool_] = (self.blocks["state"] == USED)[self.block]
         return used
 
     def select(self, *parts: int) -> list[int]:
-        """Return the blocks in use, of some parts or of all."""
         wanted = self.blocks["state"] == USED
         if parts:
             wanted &= np.isin(self.blocks["part"], parts)
         return [int(b) for b in np.flatnonzero(wanted)]
 
     def split(self, rows: Places) -> list[int]:
-        """Split the leaves that a set of rows cuts; return the leaves that make up the set.
+        """Split the leaves that a set of rows cuts; return the leaves of the set, sorted.
 
-        Parameters
-        ----------
-        rows : ndarray of int64
-            Numbers of rows among all that were ever frozen. They must be in use.
-
-        Returns
-        -------
-        list of int
-            Their leaves, sorted.
+        ``rows`` are numbers of rows in use, among all that were ever frozen.
         """
         inside = np.zeros(len(self.names), bool)
         inside[rows] = True
@@ -291,22 +261,11 @@ class Freeze:
     # -- changes
 
     def update(self, rows: Rows, *, needed: int, force: bool = False) -> Change:
-        """Let those changes of the table take effect that form whole blocks.
+        """Apply the changes of the table that form whole blocks.
 
-        Parameters
-        ----------
-        rows : Rows
-            The table as it is now.
-        needed : int
-            Rows that a lot needs outside of the held-out share, see
-            :func:`~fedkern_flwr.guard.cells.lot_rows`.
-        force : bool (default: False)
-            Whether everything takes effect at once, whatever it exposes; the owner's order.
-
-        Returns
-        -------
-        Change
-            What took effect, and what waits.
+        ``needed`` training rows must change together, see
+        :func:`~fedkern_flwr.guard.cells.lot_rows`. With ``force``, which only the owner may
+        request, all changes are applied now, whatever they expose.
         """
         lot = _Lot(self, rows, 1 if force else self.least)
         if lot.learned < needed and not force:
@@ -316,10 +275,10 @@ class Freeze:
         return Change(done, lot.waiting, max(needed, self.least), lot.near_misses)
 
     def withdraw(self, ids: Sequence[Any]) -> Change:
-        """Withdraw rows at once, each with others of its block, all of them for good.
+        """Withdraw rows now and for good, each with others of its block.
 
-        A block loses at least ``least`` rows; if fewer than ``least`` would stay, it goes as a
-        whole. The others are those with the lowest hashes. All rows of an id are withdrawn.
+        A block loses at least ``least`` rows: the withdrawn ones, and others with the lowest
+        hashes. If fewer than ``least`` would stay, it loses all. All rows of an id are withdrawn.
         """
         gone = self._named(ids) & self.used
         draw, pieces = mix(self.names, word(self.key, b"deal")), []
@@ -334,7 +293,6 @@ class Freeze:
         return Change(self._apply(pieces, left=BARRED), dict.fromkeys(_KINDS, 0))
 
     def _named(self, ids: Sequence[Any]) -> NDArray[np.bool_]:
-        """Return which rows have these ids; an id that came more than once is in several names."""
         found = np.zeros(len(self.names), bool)
         for plain in np.unique(id_digests(self.key, normalised(ids))):
             several = mix(np.full(len(self.names), plain), self.values)
@@ -354,7 +312,6 @@ class Freeze:
         left: int = LEFT,
         forced: bool = False,
     ) -> dict[str, int]:
-        """Let pieces take effect; rows that leave get the state ``left``."""
         done, parents, start = dict.fromkeys(_KINDS, 0), set[int](), len(self.names)
         new = [piece.places for piece in pieces if piece.kind == _NEW]
         if new and found is not None:
@@ -389,7 +346,6 @@ class Freeze:
         return done
 
     def _cut(self, parent: int, rows: Places, **change: int) -> None:
-        """Make rows a block of their own: a part of another but for what changes."""
         block = np.zeros(1, BLOCK) if parent == _NONE else self.blocks[[parent]]
         for name, value in {**change, "parent": parent, "rows": len(rows)}.items():
             block[name] = value
@@ -408,8 +364,8 @@ _ARRAYS = ("names", "values", "bare", "block", "blocks", "past")
 class _Piece:
     """Rows that change together.
 
-    ``rows`` are their numbers among all that were ever frozen, but of new rows their places in the
-    table at hand; ``places`` are those of all.
+    ``rows`` are numbers among all rows ever frozen, but for new rows places in the current table.
+    ``places`` are always places in the table.
     """
 
     kind: str
@@ -420,8 +376,6 @@ class _Piece:
 
 
 class _Lot:
-    """The changes that take effect together, or wait together."""
-
     def __init__(self, freeze: Freeze, rows: Rows, least: int) -> None:
         self.freeze, self.least, self.found = freeze, least, rows.identify(freeze.key)
         self.pieces: list[_Piece] = []
@@ -436,7 +390,7 @@ class _Lot:
         self.near_misses = int(np.isin(self.found.bare[new], known).sum())
 
     def _change_known(self, here: Places, held_out: NDArray[np.bool_] | None) -> None:
-        """Find the pieces of leaves that leave, that were edited or that come back."""
+        """Find the pieces of leaves that are withdrawn, were edited or come back."""
         freeze, there = self.freeze, here >= 0
         of, cells = freeze.block, freeze.blocks[freeze.block]
         state, part, group = cells["state"], cells["part"].copy(), cells["group"].copy()
@@ -468,7 +422,6 @@ class _Lot:
                 self.waiting[piece.kind] += 0 if piece in fit else len(piece.rows)
 
     def _versions(self, rows: NDArray[np.bool_], now: Places, last: NDArray[Any]) -> NDArray[Any]:
-        """Return for each row the version with the content that it has now, -1 if there is none."""
         values, freeze = self.found.values[now], self.freeze
         found = np.where(values == freeze.values[rows], last, _NONE)
         at = places_in(freeze.past["row"], mix(values, freeze.names[rows]))
@@ -476,7 +429,7 @@ class _Lot:
         return found
 
     def _deal_new(self, new: Places, held_out: NDArray[np.bool_] | None) -> None:
-        """Deal new rows of each group, by their hashes, to the parts that lack rows most."""
+        """Assign new rows of each group, by their hashes, to the parts that lack rows most."""
         blocks, found = self.freeze.blocks, self.found
         fixed = np.full(len(found.names), _NONE) if held_out is None else held_out.astype(int)
         draw = mix(found.names, word(self.freeze.key, b"deal"))
@@ -496,7 +449,6 @@ class _Lot:
 
     @property
     def learned(self) -> int:
-        """Rows of the lot that are outside of the held-out share, or were."""
         of, parts = self.freeze.block, self.freeze.blocks["part"]
         return sum(
             len(p.rows)
@@ -505,14 +457,12 @@ class _Lot:
         )
 
     def wait(self) -> None:
-        """Let nothing take effect."""
         for piece in self.pieces:
             self.waiting[piece.kind] += len(piece.rows)
         self.pieces = []
 
 
 def _alike(rows: Places, *labels: NDArray[Any]) -> list[Places]:
-    """Return the rows in groups that have the same labels."""
     if not len(rows):
         return []
     order = rows[np.lexsort([label[rows] for label in labels])]
@@ -523,9 +473,9 @@ def _alike(rows: Places, *labels: NDArray[Any]) -> list[Places]:
 def _sizes(
     rows: int, filled: NDArray[Any], shares: NDArray[np.float64], least: int
 ) -> list[tuple[int, int]]:
-    """Return (part, rows of it) so that the shares are kept and no piece has fewer than ``least``.
+    """Return (part, rows) that keep the shares, each piece with at least ``least`` rows.
 
-    Fewer parts get rows where there are too few for all; none if there are fewer than ``least``.
+    If there are too few rows for all parts, fewer parts get rows, or none.
     """
     lacks = np.maximum(shares * (filled.sum() + rows) - filled, 0.0)
     order = np.argsort(-lacks, kind="stable")
@@ -545,12 +495,11 @@ _known: dict[Path, tuple[Any, Freeze]] = {}
 
 
 def freeze_folder(state_dir: Path, partition: int, apart: str = "") -> Path:
-    """Return the folder of a node's freeze; ``apart`` names one beside that of its table."""
+    """Return the folder of a node's freeze; ``apart`` names a freeze of other rows."""
     return state_dir / f"freeze-{partition}{apart and '-'}{apart}"
 
 
 def open_freeze(place: Path) -> Freeze:
-    """Return the freeze of a folder; an empty one where there is none."""
     if not (place / FILE).is_file():
         return Freeze(b"", 1)
     if place not in _known or _known[place][0] != _written(place):
@@ -561,14 +510,13 @@ def open_freeze(place: Path) -> Freeze:
 
 
 def _written(place: Path) -> tuple[int, ...]:
-    """Return what tells one writing of the file from the next."""
     found = (place / FILE).stat()
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 @contextmanager
 def changing(place: Path) -> Iterator[Freeze]:
-    """Open the freeze of a folder; after the block its new blocks are written, or forgotten."""
+    """Open the freeze of a folder; save its new blocks after the block, or forget them on error."""
     freeze = open_freeze(place)
     blocks = len(freeze.blocks)
     try:

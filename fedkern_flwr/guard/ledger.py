@@ -1,8 +1,7 @@
-"""A node's ledger: what it answered, in one SQLite file that outlives runs and crashes.
+"""Keep a node's ledger: what it answered, in one SQLite file that outlives runs and crashes.
 
-An entry is committed, and forced to disk, before the answer that it is about leaves the node. So a
-crash may leave an entry without its answer, and never an answer without its entry. Two runs at a
-time take turns: a decision and the entries that follow from it are one transaction.
+An entry is forced to disk before its answer is sent, so a crash never leaves an answer without its
+entry. A decision and its entries are one transaction: two runs cannot pass a limit together.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ Asked = TypeVar("Asked", bound=Callable[..., Any])
 NO_ROWS = np.zeros(0, np.int64)
 NOT_ENDED = "it has not ended"
 _NEAR = 0.8  # share of what is allowed from which on the owner is warned
-_FAILURES = 3  # over all runs: each may tell something of values
+_FAILURES = 3  # over all runs: each may reveal something about values
 
 
 # -- what it shows: no digest, no id, nothing of a row
@@ -63,24 +62,11 @@ _FAILURES = 3  # over all runs: each may tell something of values
 
 @dataclass(frozen=True)
 class AboutRun:
-    """What joins a run in a node's ledger up with the coordinator's records of it.
+    """Link a run in a node's ledger to the coordinator's records of it.
 
-    Attributes
-    ----------
-    session : str
-        Name of the run, as in its ``result.json``; a run that is resumed keeps it.
-    flower_run : str
-        Number of the run of Flower; a run that is resumed has another one.
-    release : str
-        Of fedkern-flwr, at this node.
-    app : str
-        Publisher, name, version and the first digits of the hash of the app that answered.
-    settings : str
-        What the run is configured with, shortened.
-    settings_digest : str
-        SHA-256 of all of it, the first 16 digits.
-    max_evaluations, max_epsilon : int, float or None
-        What the node's policy allowed; None for no limit.
+    A resumed run keeps its ``session``, and gets a new ``flower_run`` number. ``app`` has
+    publisher, name, version and first digits of the hash; ``settings_digest`` is the start of a
+    SHA-256.
     """
 
     session: str = ""
@@ -95,8 +81,6 @@ class AboutRun:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What the ledger shows of a run."""
-
     number: int
     opened: str
     method: str
@@ -113,7 +97,6 @@ class RunSummary:
 
 
 def otherwise(nothing: Any) -> Callable[[Asked], Asked]:
-    """Have a method return ``nothing`` where the node has no folder, and so remembers nothing."""
 
     def mark(method: Asked) -> Asked:
         @functools.wraps(method)
@@ -126,24 +109,11 @@ def otherwise(nothing: Any) -> Callable[[Asked], Asked]:
 
 
 class NodeLedger:
-    """The ledger in a node's folder; made where there is none.
+    """Read and write the ledger in a node's folder; create it at the first write.
 
-    Parameters
-    ----------
-    folder : Path or None
-        The node's own folder. Without one nothing is remembered from run to run: nothing is
-        entered, and what is asked is answered as at a new node.
-    partition : int
-        Which node it is: several on one machine may share a folder.
-    rules : Rules
-        What its owner allows, and what the client that answers says of its rows.
-    simulated : bool (default: False)
-        Whether the node is one of a simulation.
-
-    Attributes
-    ----------
-    counts : bool
-        Whether it counts what is opened, over all runs.
+    In all methods ``session`` is the name of a run. A call that raises enters nothing. Without a
+    ``folder`` nothing is remembered (``counts`` is False), and each run is answered as at a new
+    node. Several nodes (``partition``) may share a folder.
     """
 
     file: LedgerFile
@@ -163,11 +133,10 @@ class NodeLedger:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a ledger: it is made when it is first written, and to look is not to."""
+        """Whether the file exists; reading this does not create it."""
         return self.counts and self.file.path.is_file()
 
     def make(self) -> None:
-        """Make the ledger of a new node; one that is there stays."""
         with self.file.writing():
             pass
 
@@ -178,7 +147,6 @@ class NodeLedger:
 
     @otherwise(nullcontext())
     def entering(self) -> AbstractContextManager[object]:
-        """Put all that the block enters on disk together, or nothing of it."""
         return self.file.writing()
 
     # -- a run
@@ -194,32 +162,15 @@ class NodeLedger:
         rows: OwnRows,
         about: AboutRun = AboutRun(),
     ) -> tuple[str, ...]:
-        """Note that a run was opened here, with which rows; asked again, with which rows now.
+        """Enter that a run was opened with these rows; a repeated call updates the rows.
 
-        Parameters
-        ----------
-        session : str
-            Name of the run.
-        kind : str
-            What answers: runs of one kind are compared, whatever the server calls them.
-        method : str
-            What the server calls it.
-        secure, pinned : bool
-            Whether it takes secure sums, and whether its parties are known.
-        rows : OwnRows
-            The rows of the node's table.
-        about : AboutRun
-            What joins it up with the coordinator's records; of a run that is resumed the last.
-
-        Returns
-        -------
-        tuple of str
-            What is nearly used up of what the policy allows.
+        Runs of one ``kind`` of client are compared, whatever ``method`` the server names. Returns
+        policy limits that are nearly used up.
 
         Raises
         ------
         RefusedError
-            The node's owner has removed what it had kept of the run.
+            The owner has removed the data kept for this run.
         """
         with self.file.writing() as db:
             key = db.key
@@ -252,27 +203,15 @@ class NodeLedger:
 
     @otherwise(Left())
     def freeze(self, session: str, rows: OwnRows, places: Places | None = None) -> Left:
-        """Freeze the rows of a client, or find them in the freeze that there is.
+        """Freeze the rows of a client, or find them in the existing freeze.
 
-        Parameters
-        ----------
-        session : str
-            Name of the run.
-        rows : OwnRows
-            The rows of a client that has arrays.
-        places : ndarray of int64, optional
-            Of a client that has read frozen files: the number of each row in the freeze, -1 for one
-            that is in no block.
-
-        Returns
-        -------
-        Left
-            What the run may plan with. It stays the same if the run is resumed.
+        A client that reads frozen files gives ``places``: each row's number in the freeze, -1 for
+        none. Returns what the run may plan with; a resumed run gets the same.
 
         Raises
         ------
         RefusedError
-            They have changed, and the changes form no whole blocks.
+            The rows have changed, and the changes form no whole blocks.
         """
         with self._within(session) as (db, run):
             sums = opened_sums(db, self.rules.apart)
@@ -291,7 +230,6 @@ class NodeLedger:
             return left
 
     def _same_table(self, db: Entries, run: Run, freeze: Freeze) -> Places | None:
-        """Return the places of an earlier run of the same table, if they are still frozen so."""
         query = (
             "SELECT DISTINCT places, frozen FROM runs WHERE partition = ? AND id <> ?"
             " AND content = ? AND places IS NOT NULL"
@@ -305,12 +243,6 @@ class NodeLedger:
         return None
 
     def _freeze_arrays(self, own: OwnRows, *, needed: int, ledger: str) -> Places:
-        """Freeze the rows of a client that has arrays; return their places.
-
-        Raises
-        ------
-        RefusedError
-        """
         rows, freeze = own.rows(), Freeze.load(self._folder)
         if freeze is None:
             least = self.rules.policy.min_own_rows if self.rules.records else 1
@@ -330,7 +262,7 @@ class NodeLedger:
 
     @otherwise(None)
     def parts(self, session: str) -> NDArray[np.int8] | None:
-        """Return for each own row of a run its part: 0 is held out, 1 to 5 are folds, -1 none."""
+        """Return the part of each row of a run: 0 is held out, 1 to 5 are folds, -1 is none."""
         with self._within(session) as (db, run):
             freeze = open_freeze(self._folder)
             rows = frozen_rows(db, freeze, run["places"], run["frozen"])
@@ -339,9 +271,10 @@ class NodeLedger:
 
     @otherwise(None)
     def lasting_secret(self, purpose: bytes) -> bytes | None:
-        """Return 32 bytes that last until a change of the table could not wait; None if none do.
+        """Return 32 secret bytes that change only with forced changes and withdrawals.
 
-        What is drawn from them is the same in all runs, so that a repeated run is free.
+        Random numbers derived from them are equal in all runs, so a repeated run releases nothing
+        new. None without a folder.
         """
         place = b"%s/%d" % (purpose, open_freeze(self._folder).generation)
         with self.file.writing() as db:
@@ -356,33 +289,13 @@ class NodeLedger:
         taken: RowSet | None = None,
         shown: Mapping[str, str] = MappingProxyType({}),
     ) -> list[str]:
-        """Enter what an answer is about; it may leave when this has returned.
+        """Enter what an answer releases. Send the answer only after this has returned.
 
-        Parameters
-        ----------
-        session : str
-            Name of the run.
-        sums : iterable of Opening
-            What is summed, or opened.
-        charges : sequence of Charge
-            What is released with noise.
-        taken : RowSet, optional
-            Of a stream: the rows of the message at hand, see :meth:`take`.
-        shown : mapping
-            Mark of values that are opened -> digest of the parties: the difference of two sums of
-            the same values over other parties is that of the parties in which they differ.
-
-        Returns
-        -------
-        list of str
-            What is wrong with the sums and only warned of.
-
-        Raises
-        ------
-        RefusedError
-            Nothing is entered then.
-        ProtocolError
-            The run was not opened here.
+        ``sums`` are summed or opened, ``charges`` released with noise, ``taken`` are the rows of a
+        stream's current message. ``shown`` maps fingerprints of opened values to digests of the
+        parties: two sums of the same values over different parties would reveal the values of the
+        parties in which they differ. Returns problems that the policy only warns of; a broken rule
+        raises RefusedError.
         """
         with self._within(session) as (db, run):
             number, learned, said = run["id"], run["learned"], list[str]()
@@ -404,13 +317,6 @@ class NodeLedger:
             return [problem for problem in said if problem]
 
     def _keep_shown(self, db: Entries, run: int, shown: Mapping[str, str]) -> None:
-        """Enter what is about to be opened: mark of the values -> digest of the parties.
-
-        Raises
-        ------
-        RefusedError
-            The same values were opened over other parties.
-        """
         for mark, among in shown.items():
             known = hashlib.blake2b(mark.encode(), key=db.key, digest_size=8).digest()
             db.execute("INSERT OR IGNORE INTO shown VALUES (?, ?, ?)", (run, known, among))
@@ -420,10 +326,7 @@ class NodeLedger:
 
     @otherwise(None)
     def record(self, session: str) -> str | None:
-        """Return the node's record of a run; nothing of one that it does not know.
-
-        None where nothing is remembered from run to run.
-        """
+        """Return the node's record of a run: "" for an unknown run, None without a folder."""
         if not self.exists:
             return ""
         with self.file.open() as db:
@@ -432,18 +335,16 @@ class NodeLedger:
 
     @otherwise(None)
     def keep_record(self, session: str, record: str) -> None:
-        """Keep the node's record of a run, before what it is about leaves the node."""
         self._note(session, record=record)
 
     @otherwise(None)
     def fail(self) -> None:
-        """Count a failure that may depend on values, over all runs."""
         with self.file.writing() as db:
             number = int(db.fact("failures") or 0)
             db.keep_fact("failures", number + 1)
 
     def failures(self, *, reset: bool = False) -> int:
-        """Return how often runs of this node failed by values; ``reset`` begins anew."""
+        """Return how many runs failed because of values; ``reset`` sets the count to 0."""
         with self.file.writing() if reset else self.file.open() as db:
             number = int(db.fact("failures") or 0)
             if reset:
@@ -451,19 +352,13 @@ class NodeLedger:
             return number
 
     def check_failures(self) -> None:
-        """Refuse all runs of a node at which too many failed by values.
-
-        Raises
-        ------
-        RefusedError
-        """
+        """Refuse all runs after three such failures: each may reveal something about values."""
         if self.exists and self.failures() >= _FAILURES:
             raise refusal(
                 f"{_FAILURES} runs have failed here by values of rows", code="FK-NODE-FAILURES"
             )
 
     def has_exact_sums(self, session: str) -> bool:
-        """Tell whether other runs of this node have summed without noise."""
         with self.file.open() as db:
             run = self._find(db, session)
             query = (
@@ -473,27 +368,23 @@ class NodeLedger:
             return bool(db.value(query, self.partition, run["id"] if run else 0))
 
     def spent(self) -> float:
-        """Return epsilon of what all runs of this node have released with noise, of one row."""
+        """Return an upper bound of the epsilon spent on one row by all runs."""
         with self.file.open() as db:
             return spent_in_all(db, self.partition)
 
     @otherwise(MappingProxyType({}))
     def told_counts(self) -> Mapping[str, dict[str, Any]]:
-        """Return column of text -> counts of its categories, as they were last told in a sum."""
+        """Return text column -> counts of its categories, as last reported in a sum."""
         with self.file.open() as db:
             return dict(json.loads(db.fact("categories") or "{}"))
 
     @otherwise(None)
     def keep_counts(self, told: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keep what is told of the categories of columns, before it leaves the node."""
         with self.file.writing() as db:
             db.keep_fact("categories", json.dumps(told))
 
     def noise_key(self, session: str, known: bytes = b"") -> bytes:
-        """Return the key of the noise of a run: the same until the run is over.
-
-        Without a folder it is the one that is ``known``, if there is one.
-        """
+        """Return the noise key of a run, kept until the run ends; ``known`` without a folder."""
         if not self.counts:
             return known or secrets.token_bytes(KEY_BYTES)
         with self._within(session) as (_, run):
@@ -502,10 +393,10 @@ class NodeLedger:
             return key
 
     def split_key(self) -> bytes:
-        """Return the key by which held-out rows are dealt to calibration and report.
+        """Return the secret key that splits held-out rows into calibration and report halves.
 
-        It is this node's own, and the same in all runs if there is a folder. In simulations it is
-        empty: three engines must deal the same halves.
+        With a folder it is the same in all runs. In simulations it is empty, because all three
+        engines must make the same split.
         """
         if not self.counts:
             return b"" if self.simulated else secrets.token_bytes(KEY_BYTES)
@@ -514,29 +405,21 @@ class NodeLedger:
 
     @otherwise(None)
     def end_run(self, session: str) -> None:
-        """Note that a run has ended, and erase the key of its noise."""
         self._note(session, ended=_now(), noise=b"")
 
     def tell(
         self, session: str, asked: str, rows: NDArray[np.integer[Any]], figures: list[float]
     ) -> list[float]:
-        """Enter figures about held-out rows; return those to tell: asked again, those told before.
+        """Enter figures about held-out rows; return those to send.
 
-        Parameters
-        ----------
-        session : str
-            Name of the run.
-        asked : str
-            What is asked for: the same is answered in the same way.
-        rows : ndarray of int
-            The rows that they are about, by their places in the table.
-        figures : list of float
-            As computed now.
+        A repeated request (``asked``) gets the earlier figures, and counts once. ``rows`` are the
+        places of the evaluated rows in the table.
 
         Raises
         ------
         RefusedError
-            Figures about these rows were told too often, in all runs.
+            Figures about these rows were reported ``max_evaluations`` times, in all runs. Or
+            figures were reported about nearly the same rows: the difference would show a few rows.
         """
         policy = self.rules.policy
         with self._within(session) as (db, run):
@@ -564,7 +447,6 @@ class NodeLedger:
 
     @otherwise(None)
     def refuse(self, session: str, rule: str) -> None:
-        """Count a refusal."""
         with self.file.writing() as db:
             run = self._find(db, session)
             db.execute(
@@ -573,25 +455,24 @@ class NodeLedger:
                 (run["id"] if run else 0, rule.partition(":")[0]),
             )
 
-    # -- streams, whose rows are entered when they take part, and never twice
+    # -- streams: rows are entered when they take part, and never twice
 
     @otherwise("")
     def place(self) -> str:
-        """Return where this node's stream goes on; nothing at first."""
+        """Return where this node's stream continues; "" at the start."""
         with self.file.open() as db:
             return db.fact("place")
 
     def take(self, session: str, taken: Streamed, *, compare: bool) -> RowSet:
-        """Enter rows of a stream that take part in a run, and where the stream goes on.
+        """Enter the stream rows that take part in a run; return their digests.
 
-        A crash may lose rows for the run, and repeats none. Returns their digests.
-
-        With ``compare`` rows that took part before are refused: those of sums are.
+        A crash may lose rows for the run, but never repeats one. ``compare`` also refuses rows of
+        earlier runs, which sums need.
 
         Raises
         ------
         RefusedError
-            Some took part before. Nothing is entered then.
+            A row would take part twice.
         """
         with self._within(session) as (db, known):
             run, rows = known["id"], self._name_rows(db, taken)
@@ -613,7 +494,6 @@ class NodeLedger:
             return rows
 
     def _name_rows(self, db: Entries, taken: Streamed) -> RowSet:
-        """Return the digests of rows; equal ones of a file are told apart by their number in it."""
         key = db.key
         if taken.rows.ids is not None:
             return taken.rows.digests(key)
@@ -630,7 +510,6 @@ class NodeLedger:
         return RowSet(names, names)
 
     def _runs_with(self, db: Entries, rows: RowSet) -> set[int]:
-        """Return the runs in which some of the rows took part: of streams, or of their tables."""
         found, query = set[int](), "SELECT run FROM streamed WHERE name = ?"
         for name in _signed(rows.names):
             found |= {run for (run,) in db.execute(query, (name,)).fetchall()}
@@ -639,12 +518,7 @@ class NodeLedger:
         return found | {run for run in tables if rows.meets(learned_rows(db, run))}
 
     def _check_streamed(self, db: Entries, run: int) -> None:
-        """Refuse to count a table whose rows took part as rows of a stream.
-
-        Raises
-        ------
-        RefusedError
-        """
+        """Refuse to count a table with rows that took part in another run's stream."""
         found = db.execute("SELECT name FROM streamed WHERE run <> ?", (run,)).fetchall()
         names = np.array([name for (name,) in found], np.int64).view(np.uint64)
         rows = learned_rows(db, run)
@@ -656,22 +530,10 @@ class NodeLedger:
     # -- the owner
 
     def clean(self, session: str, *, unfinished: bool = False, dry_run: bool = False) -> str:
-        """Note that what was kept of a run is to be removed, so that nobody resumes it here.
+        """Enter that the data kept for a run will be removed, so that it cannot be resumed here.
 
-        Parameters
-        ----------
-        session : str
-            Name of the run.
-        unfinished : bool (default: False)
-            Whether it may be one that has not ended. Of a run without secure sums no node is told
-            that it has ended.
-        dry_run : bool (default: False)
-            Whether nothing is noted.
-
-        Returns
-        -------
-        str
-            Why it must stay; empty if it may be removed.
+        Returns why the data must stay, "" if it may be removed. ``unfinished`` allows a run without
+        an end: nodes do not learn the end of a run without secure sums. ``dry_run`` only checks.
         """
         with self.file.writing() as db:
             place = (digest(db.key, session.encode()),)
@@ -686,12 +548,10 @@ class NodeLedger:
             return ""
 
     def runs(self) -> list[RunSummary]:
-        """Return what was answered, run by run."""
         with self.file.open() as db:
             return run_summaries(db)
 
     def refusals(self) -> list[tuple[int, str, int]]:
-        """Return (run or 0, rule, how often) of what was refused."""
         with self.file.open() as db:
             query = "SELECT run, rule, number FROM refusals ORDER BY run, rule"
             return db.execute(query).fetchall()
@@ -700,18 +560,10 @@ class NodeLedger:
 
     @property
     def _folder(self) -> Path:
-        """The folder of the node's freeze."""
         return freeze_folder(self.file.path.parent, self.partition, self.rules.apart)
 
     @contextmanager
     def _within(self, session: str) -> Iterator[tuple[Entries, Run]]:
-        """Open the file to write of a run, with what the ledger has of it.
-
-        Raises
-        ------
-        ProtocolError
-            It has nothing.
-        """
         with self.file.writing() as db:
             run = self._find(db, session)
             if run is None:
@@ -719,7 +571,6 @@ class NodeLedger:
             yield db, run
 
     def _note(self, session: str, **known: Any) -> None:
-        """Write what is known of a run."""
         with self.file.writing() as db:
             place = digest(db.key, session.encode()), self.partition
             names = ", ".join(f"{name} = ?" for name in known)
@@ -727,7 +578,6 @@ class NodeLedger:
             db.execute(query, (*known.values(), *place))
 
     def _find(self, db: Entries, session: str) -> Run | None:
-        """Return what the ledger has of a run; None of one that is not there."""
         place = digest(db.key, session.encode()), self.partition
         found = db.execute("SELECT * FROM runs WHERE session = ? AND partition = ?", place)
         names = [name for name, *_ in found.description]
@@ -740,13 +590,11 @@ def _now() -> str:
 
 
 def _signed(names: NDArray[np.uint64]) -> list[int]:
-    """Return digests as the whole numbers of SQLite."""
     found: list[int] = np.ascontiguousarray(names).view(np.int64).tolist()
     return found
 
 
 def run_summaries(db: Entries) -> list[RunSummary]:
-    """Return what was answered, run by run."""
     query = "SELECT DISTINCT purpose FROM opened WHERE run = ? AND parties > 0 ORDER BY purpose"
     out = []
     for number, opened, method, secure, pinned, about, *counts in db.execute(
@@ -766,7 +614,6 @@ def run_summaries(db: Entries) -> list[RunSummary]:
 
 
 def near_limits(db: Entries) -> tuple[str, ...]:
-    """Return what is nearly used up of what the policies of the last runs allow."""
     found = []
     last = "SELECT partition, about, max(id) FROM runs GROUP BY partition"
     for partition, text, _ in db.execute(last).fetchall():
@@ -782,7 +629,7 @@ def near_limits(db: Entries) -> tuple[str, ...]:
 
 
 def most_told(db: Entries, partition: int | None = None) -> int:
-    """Return how often figures about the same rows of a node were told, where that was most."""
+    """Return the largest number of evaluations reported about the same held-out rows."""
     query = (
         "SELECT count(*) AS n FROM evaluations JOIN runs ON runs.id = run"
         " WHERE partition = coalesce(?, partition) GROUP BY rows ORDER BY n DESC"
@@ -790,7 +637,7 @@ def most_told(db: Entries, partition: int | None = None) -> int:
     return int(db.value(query, partition) or 0)
 
 
-# -- counts for whoever watches the node, and nothing else
+# -- counts for monitoring
 
 OTHER = "order"  # refused for what no rule of the policy says: an order that the method never gives
 _PATIENCE = 0.5  # seconds to wait for who writes
@@ -798,19 +645,11 @@ _PATIENCE = 0.5  # seconds to wait for who writes
 
 @dataclass(frozen=True)
 class LedgerTotals:
-    """Counts of a node's ledger.
+    """Counts of a node's ledger, for monitoring.
 
-    Attributes
-    ----------
-    runs, sums : int
-        Runs that were opened, and sums that were answered.
-    told : int
-        How often figures about the same held-out rows were told, where that was most; the policy's
-        ``max_evaluations`` is about this number.
-    refusals : mapping
-        Rule of the policy, or ``order`` -> how often something was refused.
-    near : tuple of str
-        What is nearly used up of what the policy of the last run allows.
+    ``told`` is the largest number of evaluations of the same held-out rows, limited by
+    ``max_evaluations``. ``refusals`` maps a rule of the policy, or ``order`` for other refusals, to
+    its count. ``near`` are limits that are nearly used up.
     """
 
     runs: int
@@ -821,9 +660,9 @@ class LedgerTotals:
 
 
 def ledger_totals(folder: Path) -> LedgerTotals | None:
-    """Return the counts of the ledger in a node's folder; None if it cannot be read just now.
+    """Return the counts of the ledger in a node's folder; None if it cannot be read now.
 
-    Nothing is made or written: a node that has answered nothing yet has no ledger.
+    The file is opened read-only. A node without a ledger has counts of 0.
     """
     file = folder.absolute() / FILE
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""The file of a node's ledger: one SQLite database, private, versioned, forced to disk."""
+"""Open the file of a node's ledger: one private, versioned SQLite database."""
 
 from __future__ import annotations
 
@@ -66,54 +66,39 @@ CREATE TABLE shown (
 
 
 class Entries(sqlite3.Connection):
-    """The ledger's file while it is open."""
-
-    partition: int  # the node whose facts are meant
+    partition: int  # the node that facts are about
 
     @cached_property
     def key(self) -> bytes:
-        """The key of all digests in the file."""
         return bytes(self.value("SELECT key FROM secret"))
 
     def value(self, query: str, *about: Any) -> Any:
-        """Return the first value that a query finds, None if it finds nothing."""
         found = self.execute(query, about).fetchone()
         return None if found is None else found[0]
 
     def keep_array(self, data: bytes) -> int:
-        """Keep an array, such as a set of digests, once; return its number."""
+        """Store an array, such as a set of digests, once; return its number."""
         name = digest(self.key, data)
         self.execute("INSERT OR IGNORE INTO arrays (digest, data) VALUES (?, ?)", (name, data))
         return int(self.value("SELECT id FROM arrays WHERE digest = ?", name))
 
     def array(self, number: int) -> bytes:
-        """Return the array of that number."""
         return bytes(self.value("SELECT data FROM arrays WHERE id = ?", number))
 
     def row_set(self, number: int) -> RowSet:
-        """Return the set of digests of that number."""
         return RowSet.unpack(self.array(number))
 
     def fact(self, name: str) -> str:
-        """Return what is known of the node; nothing at first."""
+        """Return a fact about the node; "" if it was never stored."""
         query = "SELECT value FROM facts WHERE partition = ? AND name = ?"
         return str(self.value(query, self.partition, name) or "")
 
     def keep_fact(self, name: str, value: object) -> None:
-        """Keep what is known of the node."""
         self.execute("REPLACE INTO facts VALUES (?, ?, ?)", (self.partition, name, str(value)))
 
 
 class LedgerFile:
-    """The ledger's file in a node's folder.
-
-    Parameters
-    ----------
-    folder : Path
-        The node's own folder.
-    partition : int
-        Which node it is: several may share a folder.
-    """
+    """The ledger's file in a node's folder; several nodes (``partition``) may share it."""
 
     def __init__(self, folder: Path, partition: int) -> None:
         self.path, self.partition = folder / FILE, partition
@@ -122,7 +107,7 @@ class LedgerFile:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Open the file once, at most, for all of the block: that takes longer than an entry."""
+        """Open the file at most once in the block, because opening takes longer than an entry."""
         self._held = True
         try:
             yield
@@ -132,9 +117,9 @@ class LedgerFile:
 
     @contextmanager
     def writing(self) -> Iterator[Entries]:
-        """Open the file and hold its lock; after the block all it wrote is on disk, or nothing.
+        """Run the block as one transaction, on disk after it; an error undoes it.
 
-        A block within another one is a part of it.
+        A block within another one joins its transaction.
         """
         with self.open() as db:
             if db.in_transaction:
@@ -150,14 +135,14 @@ class LedgerFile:
 
     @contextmanager
     def open(self) -> Iterator[Entries]:
-        """Open the file, which is for this user's eyes only; make it if it is not there.
+        """Open the file, readable by this user only; create it if it is missing.
 
         Raises
         ------
         OptionError
-            It is damaged, cannot be written, or was made by another release.
+            The file is damaged, not writable, or from another release.
         """
-        if self._db is not None and self._db.in_transaction:  # whose block says what went wrong
+        if self._db is not None and self._db.in_transaction:  # the outer block handles errors
             yield self._db
             return
         stays = self._held or self._db is not None
@@ -194,7 +179,7 @@ class LedgerFile:
             db.close()
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        """Make the tables of a new file; refuse one of another release."""
+        """Create the tables of a new file; refuse a file of another release."""
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version == 0:
             _begin_log(db)
@@ -215,7 +200,7 @@ class LedgerFile:
 
 
 def _begin_log(db: sqlite3.Connection) -> None:
-    """Let the file be written ahead; who opens a new file at the same time may be in the way."""
+    """Switch to write-ahead logging; retry while another process opens the new file."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:

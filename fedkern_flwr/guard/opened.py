@@ -1,8 +1,8 @@
-"""What a node has opened about its blocks, in its ledger; and what it therefore does not open.
+"""Enter what a node opens about its blocks, and refuse what breaks a limit.
 
 An entry is about one purpose of a run, the same blocks and the same parties. It has the numbers
-that were opened, and a digest of the node's own values for each sum: values that were opened over
-the same parties before tell nothing new, so they are free.
+that were opened, and a digest of the node's values for each sum. Values that were opened over the
+same parties before reveal nothing new, so they cost nothing.
 """
 
 from __future__ import annotations
@@ -41,39 +41,31 @@ class Opening:
 
     Attributes
     ----------
-    purpose : str
-        What is summed.
     rows : ndarray of int, optional
-        Places of its rows among the node's own; by default all that are learned from.
+        Places of the summed rows in the node's table. Default: all training rows.
     each : bool
-        Whether it is made row by row, so that it is no sum over rows.
+        Whether it is made row by row, and so is no sum over rows.
     cohort : sequence of bytes, optional
-        The pinned keys of its parties; None where they are unknown.
-    parties : int
-        How many they are.
+        Pinned keys of the parties; None if unknown.
     numbers : float
-        Numbers that the server opens about rows; 0 of what is not counted.
+        Numbers about rows that the server opens; 0 if they are not counted.
     unknowns : float
         Unknowns of a row.
     others : int
         Hidden rows of other parties.
     width : int
-        Columns of which products are summed.
+        Number of columns, if products of columns are summed.
     values : bytes
-        Digest of the node's own values.
-    function : bytes
-        What determines the function of a row that is summed, as far as this node can tell that it
-        is that of an earlier run; empty where it cannot.
-    how : str
-        What a server must ask for so that it is that function again; public.
+        Digest of the node's values.
+    function, how : bytes, str
+        Identify the summed function of a row across runs (empty if unknown), and the public
+        parameters with which a server requests it again.
     share : float
-        Of a run that counts by itself: the numbers that it has opened for each unknown, at most.
-    done : bool
-        Whether it opens by itself; else :meth:`Opened.open_again` says over which parties.
-    again : bool
-        Whether a sum that was entered before is opened, maybe over fewer parties.
+        For a run that counts by itself: numbers opened per unknown, at most.
+    done, again : bool
+        Whether this entry opens the sum, and whether it opens an earlier one.
     parts : int
-        Rows of a part of it, at least, that may be told apart, if that is more than the policy's.
+        Least rows of a part that may be separated, if more than ``min_own_rows``.
     """
 
     purpose: str
@@ -97,14 +89,8 @@ class Opening:
 class Left(NamedTuple):
     """What a run may plan with.
 
-    Attributes
-    ----------
-    share : float
-        Share of the unknowns of the rows; 1 where nothing is counted.
-    again : float
-        Numbers of the function that an earlier run has summed, if that is asked for again.
-    how : str
-        What must be asked for then.
+    ``share`` is that of the unknowns of the rows, 1 if nothing is counted. ``again`` is the number
+    of numbers if an earlier run's function is summed again, with the parameters ``how``.
     """
 
     share: float = 1.0
@@ -113,18 +99,9 @@ class Left(NamedTuple):
 
 
 class Opened:
-    """What was opened about the blocks of a node.
+    """Compare sums with what was opened about a node's blocks.
 
-    Parameters
-    ----------
-    db : Entries
-        Of the ledger, in a transaction.
-    run : int
-        Number of the run at hand.
-    freeze : Freeze
-        Of the node; changed in place where a sum cuts blocks.
-    rules : Rules
-        What the sums are compared with.
+    ``freeze`` is changed in place if a sum splits blocks.
     """
 
     def __init__(self, db: Entries, run: int, freeze: Freeze, rules: Rules) -> None:
@@ -137,10 +114,9 @@ class Opened:
     # -- before a run
 
     def plan(self) -> Left:
-        """Return what the run may plan with."""
         about = self.freeze.blocks, self.sums, self.freeze.select(*range(1, FOLDS + 1))
         share = planned_share(*about, self.kind)
-        query = (  # the last function that a run asks for by default
+        query = (  # the latest function that a run requests by default
             "SELECT function, opened.how FROM opened JOIN runs ON runs.id = run"
             " WHERE partition = ? AND kind = ? AND apart = ? AND opened.how <> ''"
             " AND function <> x'' GROUP BY function ORDER BY max(opened.id) DESC"
@@ -155,18 +131,14 @@ class Opened:
     # -- a sum
 
     def enter(self, one: Opening, rows: Places) -> str:
-        """Enter a sum; return what is wrong with it if it is only warned of.
+        """Enter a sum; return its problem if the policy only warns.
 
-        Parameters
-        ----------
-        one : Opening
-            The sum.
-        rows : ndarray of int64
-            Numbers of its rows in the freeze.
+        ``rows`` are the numbers of its rows in the freeze, shape (n,).
 
         Raises
         ------
         RefusedError
+            A rule is broken.
         """
         there = rows[rows >= 0]
         if len(there) < len(rows) and one.numbers and not one.each:
@@ -206,12 +178,7 @@ class Opened:
         return said
 
     def open_again(self, one: Opening) -> None:
-        """Enter that sums are opened which this run has entered before, over these parties.
-
-        Raises
-        ------
-        RefusedError
-        """
+        """Enter that sums of this run are opened over these parties, or refuse it."""
         cohort = self._cohort(one)
         found = self.db.execute(
             "SELECT DISTINCT about, blocks, each, rows FROM opened WHERE run = ?"
@@ -224,21 +191,19 @@ class Opened:
             self._keep(new, about, replace(one, each=bool(each)), rows, b"")
 
     def _cohort(self, one: Opening) -> list[bytes]:
-        """Return the digests of the pinned keys of the parties."""
         return sorted(digest(self.key, k)[:KEY_BYTES] for k in one.cohort or ())
 
     def _check_parties(self, new: Sum) -> None:
-        """Refuse other parties than those with which its rows were summed before."""
         policy = self.rules.policy
         least, allowed = policy.least_parties(self.rules.enough), policy.allow_party_change
         known = [*self.sums, *self.each]
         check_parties(self.freeze.blocks, known, new, least=least, allow_one=allowed)
 
     def _sum(self, one: Opening, blocks: list[int], cohort: list[bytes], numbers: float) -> Sum:
-        """Return what is counted of a sum.
+        """Return the entry of a sum.
 
-        Its function is another one than in an earlier run if rows had other contents then: columns
-        may be scaled or encoded otherwise.
+        Its function is new if rows had other contents in the earlier run, because columns may then
+        be scaled or encoded differently.
         """
         function = digest(self.key, one.function) if one.function and numbers else b""
         while function and not self._same_contents(function):
@@ -247,7 +212,7 @@ class Opened:
         return Sum(*what, one.unknowns, one.others, one.width, one.done, function)
 
     def _keep(self, new: Sum, about: bytes, one: Opening, rows: int, values: bytes) -> None:
-        """Write a sum; one that is there has its numbers and function from the latest with any."""
+        """Write a sum; an existing entry takes numbers and function from the latest sum."""
         entry = {
             **vars(new),
             "blocks": np.array(sorted(new.blocks), "<i4").tobytes(),
@@ -266,7 +231,6 @@ class Opened:
         )
 
     def _check(self, new: Sum, one: Opening) -> str:
-        """Refuse a sum, or return what is wrong with it."""
         blocks, least, mode = self.freeze.blocks, self.rules.policy.min_own_rows, self.rules.mode
         if one.each:
             return ""
@@ -284,10 +248,10 @@ class Opened:
         return ""
 
     def _same_contents(self, function: bytes) -> bool:
-        """Tell whether this run has the contents of all runs of a function, for the rows in common.
+        """Return whether the rows of this run have the contents of all earlier runs of a function.
 
-        These had the same contents among themselves. So the table of one is read only where a row
-        was in its sums that is in no later table.
+        Those agree with each other. So a table is read only if its sums have a row that is in no
+        later table.
         """
         mine = self.db.execute(_TABLE, (self.run,)).fetchone()
         query = (
@@ -310,14 +274,13 @@ class Opened:
                 if (here[rows] & (ours[rows] != values)).any():
                     return False
                 unseen[rows] = False
-        except RefusedError:  # nobody can tell
+        except RefusedError:  # the contents are unknown
             return False
         return True
 
     def _contents(
         self, held: int, places: int | None, frozen: bytes
     ) -> tuple[Places, NDArray[np.uint64]]:
-        """Return the numbers in the freeze of a run's rows, and digests of their contents."""
         rows = frozen_rows(self.db, self.freeze, places, frozen)
         return rows[rows >= 0], self.db.row_set(held).values[rows >= 0]
 
@@ -326,7 +289,7 @@ _TABLE = "SELECT held, places, frozen FROM runs WHERE id = ?"
 
 
 def frozen_rows(db: Entries, freeze: Freeze, places: int | None, frozen: bytes) -> Places:
-    """Return the numbers in the freeze of the rows of a run; none of a stream.
+    """Return a run's rows as numbers in the freeze; none for a stream.
 
     Raises
     ------
@@ -346,12 +309,7 @@ def frozen_rows(db: Entries, freeze: Freeze, places: int | None, frozen: bytes) 
 
 
 def check_freeze(db: Entries, freeze: Freeze, sums: Sequence[Sum]) -> str:
-    """Refuse a freeze that is gone, or whose sums another ledger has counted; return this one.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Return the mark of this ledger; raise OptionError if it does not belong to the freeze."""
     mark = digest(db.key, b"freeze").hex()
     last = max((max(one.blocks, default=-1) for one in sums), default=-1)
     if last >= len(freeze.blocks):
@@ -364,7 +322,7 @@ def check_freeze(db: Entries, freeze: Freeze, sums: Sequence[Sum]) -> str:
 
 
 def contents_of(db: Entries, freeze: Freeze, rows: Places) -> bytes:
-    """Return a digest of what rows of a freeze are now; nothing of rows of another freeze."""
+    """Return a digest of the current contents of frozen rows; empty for rows of another freeze."""
     there = rows[rows >= 0]
     if there.max(initial=-1) >= len(freeze.values):
         return b""
@@ -372,7 +330,7 @@ def contents_of(db: Entries, freeze: Freeze, rows: Places) -> bytes:
 
 
 def opened_sums(db: Entries, apart: str = "", *, each: bool = False) -> list[Sum]:
-    """Return all sums over the rows of a freeze of the node, or what was made row by row."""
+    """Return all sums over the rows of a freeze, or with ``each`` what was made row by row."""
     query = (
         "SELECT run, kind, purpose, cohort, blocks, numbers, row, others, width, done,"
         " function FROM opened JOIN runs ON runs.id = run"
@@ -403,23 +361,15 @@ _FEW = 1000  # rows that are compared one by one
 #: has the same one), its delta, and of one about some rows where these end, else 0.
 Spent = tuple[bool, list[float] | str, float, int]
 
-_BEFORE = "before"  # of a party: all that was told of earlier rows
+_BEFORE = "before"  # of a party: all releases about earlier rows
 
 
 @dataclass(frozen=True)
 class Charge:
-    """A release that an answer is about.
+    """A release with noise.
 
-    Attributes
-    ----------
-    key : bytes
-        Of its noise: a release that is repeated, with the same noise, is charged once.
-    release : Release
-        What it costs.
-    held_out : bool
-        Whether it is about the held-out rows; else about those that are learned from.
-    rows : (int, int) or None
-        The first of the rows that it is about, and the one after the last; by default all.
+    A repeated release with the same noise (``key``) is charged once. ``rows`` are the first row,
+    and the one after the last; None for all.
     """
 
     key: bytes
@@ -436,28 +386,12 @@ def charge(
     *,
     taken: RowSet | None = None,
 ) -> None:
-    """Enter what releases cost; refuse those that cost a row more than the node's owner allows.
+    """Enter what releases cost; refuse those that cost a row more than ``max_epsilon``.
 
     Releases of different runs add up, whichever rows they are about: the same patient may have
-    another id, another order or another scale in the next run. Two releases do not add up where a
-    row is in one of them only for certain: about other rows of the same run, about other places of
-    one stream, or about other ids that the owner has declared permanent. What is told of a party
-    adds up always.
-
-    Parameters
-    ----------
-    db, run
-        The ledger, and which run it is.
-    charges : sequence of Charge
-        What is released now.
-    policy : NodePolicy
-        What the node's owner allows.
-    taken : RowSet, optional
-        Of a stream: the rows of the message at hand.
-
-    Raises
-    ------
-    RefusedError
+    another id, order or scale in the next run. Two releases do not add up only if no row can be in
+    both: other rows of the same run, other places of one stream, or other ids declared permanent.
+    Releases about a whole party always add up.
     """
     partition, key = db.partition, db.key
     for one in charges:
@@ -489,7 +423,7 @@ def charge(
 
 
 def _keep_most(db: Entries, pool: str, about: Sequence[tuple[str, float]]) -> None:
-    """Keep the most that any row of a pool has lost, order by order of the curve."""
+    """Save the largest loss of any row of a pool, for each order of the curve."""
     most, delta = _total(about), min(delta for _, delta in about)
     before = db.execute("SELECT curve, delta FROM pools WHERE pool = ?", (pool,)).fetchone()
     if before is not None:
@@ -499,21 +433,10 @@ def _keep_most(db: Entries, pool: str, about: Sequence[tuple[str, float]]) -> No
 
 
 def spend(spent: Mapping[str, Spent], charges: Sequence[Charge]) -> dict[str, Spent]:
-    """Return what a run has released with what is released now, by the keys of the noise.
+    """Add releases to those of a run, by noise key; refuse more than the run's budget.
 
-    A server that has a sum made again of other numbers gets other noise and another release: no
-    more of them than the run said that it costs.
-
-    Parameters
-    ----------
-    spent : mapping
-        Key of the noise -> whether it is about held-out rows, curve, delta.
-    charges : sequence of Charge
-        What is released now.
-
-    Raises
-    ------
-    RefusedError
+    A server that requests the same sum with other numbers gets other noise, and so another release.
+    Rows of an earlier message are refused.
     """
     found = dict(spent)
     for one in charges:
@@ -546,12 +469,6 @@ def spend(spent: Mapping[str, Spent], charges: Sequence[Charge]) -> dict[str, Sp
 
 
 def _check_run(epsilon: float, release: Release) -> None:
-    """Refuse where a run costs more than it said.
-
-    Raises
-    ------
-    RefusedError
-    """
     if epsilon > release.budget.epsilon * (1.0 + _ROUNDING):
         raise refusal(
             "privacy: the run would cost more than the budget that it declared",
@@ -560,18 +477,12 @@ def _check_run(epsilon: float, release: Release) -> None:
 
 
 def spent_in_all(db: Entries, partition: int) -> float:
-    """Return epsilon of what all runs together have released with noise of one row, at most."""
+    """Return an upper bound of the epsilon spent on one row, by all runs together."""
     query = "SELECT curve, delta FROM pools WHERE partition = ?"
     return _epsilon(db.execute(query, (partition,)).fetchall())
 
 
 def _check(total: float, policy: NodePolicy) -> None:
-    """Refuse where a row would lose more than it may.
-
-    Raises
-    ------
-    RefusedError
-    """
     if total > policy.max_epsilon * (1.0 + _ROUNDING):
         raise refusal(
             f"max_epsilon = {policy.max_epsilon:g}: with this run its rows would lose {total:.3g} "
@@ -581,7 +492,6 @@ def _check(total: float, policy: NodePolicy) -> None:
 
 
 def _total(found: Sequence[tuple[str, float]]) -> Curve:
-    """Return the curve of releases together."""
     total: Curve = np.zeros(len(ORDERS))
     for curve, _ in found:
         total = total + np.array(json.loads(curve))
@@ -589,12 +499,11 @@ def _total(found: Sequence[tuple[str, float]]) -> Curve:
 
 
 def _epsilon(found: Sequence[tuple[str, float]]) -> float:
-    """Return epsilon of releases together, at the smallest of their deltas."""
     return epsilon_of(_total(found), min(delta for _, delta in found)) if found else 0.0
 
 
 def _about(db: Entries, rows: RowSet, where: str, value: int | str) -> list[tuple[str, float]]:
-    """Return curve and delta of the releases of a run, or of a pool, about some of the rows."""
+    """Return curve and delta of releases of a run, or pool, about some of the rows."""
     query = f"SELECT data, curve, delta FROM spending JOIN arrays ON arrays.id = rows WHERE {where}"
     about = db.execute(query, (value,))
     meets = rows.meets
@@ -608,7 +517,7 @@ def _about(db: Entries, rows: RowSet, where: str, value: int | str) -> list[tupl
 
 
 def _rows(db: Entries, run: int, one: Charge) -> RowSet:
-    """Return the rows that a release of a run is about; all of its table if it is about a party."""
+    """Return the rows of a release; all rows of the table if it is about a party."""
     whole, first = db.row_set(db.value(_HELD, run)), learned_rows(db, run)
     if one.release.budget.unit == "party":
         return whole.sorted()
@@ -621,6 +530,5 @@ _HELD = "SELECT held FROM runs WHERE id = ?"
 
 
 def learned_rows(db: Entries, run: int) -> RowSet:
-    """Return the rows of the table of a run that are learned from."""
     learned = db.value("SELECT learned FROM runs WHERE id = ?", run)
     return db.row_set(db.value(_HELD, run)).take(slice(learned)).sorted()

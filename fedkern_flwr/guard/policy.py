@@ -1,4 +1,4 @@
-"""What the owner of a node allows, with defaults that suit most, and what it therefore refuses."""
+"""Read a node's policy, and refuse what the policy or the method does not allow."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ _HEAD = "# What this node takes part in. A line that begins with # is the defaul
 RULES: Mapping[str, str] = {
     "methods": "names under which runs may be opened; all if empty",
     "min_parties": "least number of parties in a sum; by default 2 where the method says so",
-    "colluders": "parties that may work with the server; added to min_parties",
+    "colluders": "parties that may work with the server: sums need so many more",
     "min_own_rows": "least number of own rows, and of rows that sums tell apart",
-    "min_sum_rows": "least number of declared rows in a sum",
+    "min_sum_rows": "least number of declared rows behind a sum",
     "min_evaluation_rows": "least number of held-out rows of each party in figures",
-    "require_secure_sums": "refuse runs without secure sums",
+    "require_secure_sums": "refuse runs that sum in plain",
     "require_pinned_identities": "refuse runs without pinned identities",
-    "max_evaluations": "how often figures of the same held-out rows are reported, in all runs",
+    "max_evaluations": "how often figures about the same held-out rows are reported, in all runs",
     "report_checks": "report to the server in which columns a summary finds the node unlike others",
-    "counting": "above the release limit (more numbers than unknowns, all runs): refuse, or warn",
+    "counting": "more numbers than unknowns over all runs: refuse, or warn",
     "allow_party_change": "let a run have one party more or less than an earlier one",
-    "allow_small_sums": "switch the release limit off",
-    "allow_recovery": "give others shares of the node's seeds, so that sums survive its drop-out",
+    "allow_small_sums": "do not count numbers and unknowns",
+    "allow_recovery": "let others hold shares of the node's seeds, so that sums survive it",
     "max_epsilon": "largest epsilon of a row in all runs; runs without noise are refused",
-    "max_delta": "with max_epsilon: largest delta of a run, the chance that epsilon does not hold",
-    "max_binary_columns": "most own two-valued columns where others open values of single rows",
-    "permanent_ids": "with budgets: an id always means the same person",
-    "strata": "columns with one value in each block of frozen rows",
+    "max_delta": "with max_epsilon: largest delta of a run, the chance that its promise is broken",
+    "max_binary_columns": "most own columns of two values where others open values of single rows",
+    "permanent_ids": "with budgets: an id is one person for good, other ids are other people",
+    "strata": "columns whose values are kept apart when rows are frozen in blocks",
     "labels": "columns without which a row waits, and is in no block",
     "held_out": "hold out a fifth of the rows of a node without test-data",
 }
@@ -69,8 +69,8 @@ class NodePolicy:
         Names under which runs may be opened; all if empty. The server gives that name: the app at
         the node decides which requests are answered.
     min_parties : int, optional
-        Least number of parties in a sum, and of parties common to all cohorts of its rows. Default:
-        3, or 2 if the method states that two suffice.
+        Least number of parties in a sum, and common to all cohorts of its rows. Default: 3, or 2 if
+        the method states that two suffice.
     colluders : int
         Number of parties that may work with the server; added to ``min_parties``.
     min_own_rows : int
@@ -86,8 +86,7 @@ class NodePolicy:
     max_evaluations : int
         How often figures about the same held-out rows are reported, in all runs; 0 for never.
     report_checks : bool
-        Whether the server gets the columns in which a summary finds this node unlike others. The
-        owner reads them in any case.
+        Whether the server gets the columns in which a summary finds this node unlike others.
     counting : {"refuse", "warn"}, optional
         What happens above the release limit: more numbers than unknowns, over all runs. Default:
         ``refuse``, but ``warn`` for the sums of a mod, which no limit fits.
@@ -111,13 +110,16 @@ class NodePolicy:
         Whether an id always means the same person. Then the epsilon of runs about other ids does
         not add up. Default: all runs add up.
     strata : tuple of str
-        Columns with a single value in each block of frozen rows. Rows without a value wait. In the
-        file: ``[freeze] strata``.
+        Columns with a single value in each block of frozen rows. Rows without a value wait.
     labels : tuple of str
-        Columns without which a row waits. In the file: ``[freeze] labels``.
+        Columns without which a row waits.
     held_out : bool
         Whether a node without ``test-data`` holds out a fifth of its rows for good. Otherwise it
-        learns from all, and reports no figures. In the file: ``[freeze] held_out``.
+        learns from all, and reports no figures.
+
+    Notes
+    -----
+    In a file ``strata``, ``labels`` and ``held_out`` are in the table ``[freeze]``.
     """
 
     methods: tuple[str, ...] = ()
@@ -143,12 +145,6 @@ class NodePolicy:
     held_out: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that are no rules.
-
-        Raises
-        ------
-        OptionError
-        """
         for name, value in vars(self).items():
             allowed = _wrong(name, value)
             if allowed:
@@ -160,12 +156,11 @@ class NodePolicy:
 
     @property
     def changed(self) -> dict[str, Any]:
-        """The rules that are not at their defaults."""
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
 
     @classmethod
     def of_simulations(cls, **changes: Any) -> NodePolicy:
-        """Return the policy of nodes whose data lies in one place anyway: warnings only."""
+        """Return the policy of simulated nodes, where all data is in one place: warnings only."""
         relaxed: dict[str, Any] = {
             "min_parties": 2,
             "min_own_rows": 0,
@@ -178,7 +173,7 @@ class NodePolicy:
         return cls(**{**relaxed, **changes})
 
     def least_parties(self, enough: int) -> int:
-        """Return how many parties a sum must have, in a method that states that so many do."""
+        """Return the least number of parties in a sum, for a method that states ``enough``."""
         least = min(_PARTIES, enough) if self.min_parties is None else self.min_parties
         return least + self.colluders
 
@@ -189,7 +184,7 @@ def read_policy(path: str | Path) -> NodePolicy:
     Raises
     ------
     OptionError
-        The file cannot be read, or has a rule that there is not.
+        The file cannot be read, or has an unknown rule.
     """
     name = Path(path).name
     try:
@@ -213,7 +208,7 @@ def read_policy(path: str | Path) -> NodePolicy:
 
 
 def write_policy(policy: NodePolicy) -> str:
-    """Return a policy as TOML, a line and a comment per rule; what is at its default is commented.
+    """Return a policy as TOML, one rule with its comment a line; defaults are commented out.
 
     >>> print(write_policy(NodePolicy(min_own_rows=20)).splitlines()[4])
     min_own_rows = 20  # least number of own rows, and of rows that sums tell apart
@@ -231,12 +226,6 @@ def write_policy(policy: NodePolicy) -> str:
 
 
 def node_policy(given: NodePolicy | str | Path | None, context: Context) -> NodePolicy:
-    """Return the policy of a node: as given, else the default of nodes or that of simulations.
-
-    Raises
-    ------
-    OptionError
-    """
     if isinstance(given, NodePolicy):
         return given
     if given is not None:
@@ -250,18 +239,17 @@ def _usual(simulated: bool) -> NodePolicy:
 
 
 def as_simulated(context: Context) -> Context:
-    """Mark the context of an app's node as one of a simulation: it deals public data to itself."""
+    """Mark the context of an app's node as simulated: it loads its part of public data itself."""
     context.node_config[SIMULATION] = True
     return context
 
 
 def is_simulated(context: Context) -> bool:
-    """Tell whether a node is one of a simulation; one that does not say so is not."""
     return context.node_config.get(SIMULATION) is True
 
 
 def _wrong(name: str, value: Any) -> str:
-    """Return what a rule may be, if it is something else."""
+    """Return which values a rule allows, if this is none of them."""
     kind = type(value)
     if name in ("strata", "labels"):
         names = kind is tuple and all(type(w) is str and w for w in value)
@@ -283,7 +271,6 @@ def _wrong(name: str, value: Any) -> str:
 
 
 def toml(value: Any) -> str:
-    """Return a plain value, such as that of a rule, as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
@@ -305,20 +292,11 @@ _DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What a node's guard is asked with: its owner's policy, and what the client says of its rows.
+    """Combine the owner's policy with what the client reports about its rows.
 
-    Attributes
-    ----------
-    policy : NodePolicy
-        What the node's owner allows.
-    mode : {"refuse", "warn", "off"}
-        What is done where more numbers would be opened than there are unknowns.
-    records : bool
-        Whether the rows are records that must hide among each other.
-    enough : int
-        Parties of a sum that suffice, by what the method states.
-    apart : str
-        Name of the freeze of the rows, where they are others than the node's table; else empty.
+    ``mode`` is what happens above the release limit. ``records`` is whether the rows are records
+    that must hide among each other. ``enough`` parties in a sum suffice, as the method states.
+    ``apart`` names a freeze of rows other than the node's table.
     """
 
     policy: NodePolicy = NodePolicy()
@@ -328,31 +306,20 @@ class Rules:
     apart: str = ""
 
 
-# -- orders of sums: a node contributes to the sum that its method means, and to no other
+# -- requests for sums: a node contributes to the sum that its method means, and to no other
 #
-# Who opens a sum, with which ring and bound, and over whom, is the server's word until the node
-# compares it with what it derives itself from its own declared ranges and the public options. A
-# bound taken from the order would be a question about the data: whether a vector fits.
+# The server says who opens a sum, with which ring and bound, and over whom. The node compares this
+# with what it derives from its own declared ranges and the public options. With a bound from the
+# server, a refusal would reveal whether a vector fits.
 
 #: Numbers of the largest array that a request may name: 512 MB of float64.
 MOST_NUMBERS = 1 << 26
 
 
 def check_order(order: Order, spec: SumSpec, *, cohorts: int) -> None:
-    """Refuse an order that is not the one which the method means.
+    """Refuse a request for a sum (``order``) other than the one that the method means (``spec``).
 
-    Parameters
-    ----------
-    order : Order
-        As it came.
-    spec : SumSpec
-        What it must be.
-    cohorts : int
-        Number of cohorts that this node is a member of.
-
-    Raises
-    ------
-    RefusedError
+    This node is a member of ``cohorts`` cohorts.
     """
     right, bound, terms = spec.encoding, order.bound, "FK-ORDER-TERMS"
     as_meant = bound >= right.bound if spec.wider else bound == right.bound
@@ -377,22 +344,10 @@ def check_cohort(
     *,
     holds: bool,
 ) -> None:
-    """Refuse a cohort that hides too little.
+    """Refuse a cohort with too few parties or rows.
 
-    Parameters
-    ----------
-    cohort : Cohort
-        Over which a sum is ordered.
-    counts : mapping
-        Partition -> what it declared of its table.
-    rules : Rules
-        What the node's owner allows, and what the method states of its parties.
-    holds : bool
-        Whether this node has rows; those that have none, such as agents, sum what others had.
-
-    Raises
-    ------
-    RefusedError
+    ``counts`` are the row counts that each partition declared. Without rows at this node
+    (``holds``) only the parties count: such parties, as agents, sum other parties' values.
     """
     policy = rules.policy
     least = policy.least_parties(rules.enough)
@@ -423,28 +378,10 @@ def check_run(
 ) -> None:
     """Refuse a run in which the owner does not take part.
 
-    Parameters
-    ----------
-    policy : NodePolicy
-        What the node's owner allows.
-    method : str
-        Name under which the run was opened.
-    secure : bool
-        Whether the run takes secure sums.
-    pinned : bool
-        Whether this node signs its keys, and knows those of the others.
-    budget : Budget, optional
-        What the run may cost in privacy; none of a run without noise.
-    tells : bool (default: True)
-        Whether the method releases anything that depends on values of rows.
-    remembers : bool (default: True)
-        Whether this node knows what earlier runs cost.
-    simulated : bool (default: False)
-        Whether all nodes are those of a simulation, which invents no parties.
-
-    Raises
-    ------
-    RefusedError
+    ``pinned`` is whether this node signs its keys, and knows those of the others. ``budget`` is
+    None for a run without noise. ``tells`` is whether anything is released that depends on values
+    of rows, ``remembers`` whether this node knows what earlier runs cost. In simulations
+    (``simulated``) no party can be invented.
     """
     if tells and math.isfinite(limit := policy.max_epsilon):
         most = f"max_epsilon = {limit:g}"
@@ -477,37 +414,18 @@ def check_run(
 
 
 def check_own_rows(policy: NodePolicy, rows: int) -> None:
-    """Refuse to take part with next to no rows.
-
-    Raises
-    ------
-    RefusedError
-    """
     if 0 < rows < policy.min_own_rows:
         few = f"min_own_rows = {policy.min_own_rows}: it has {rows}"
         raise refusal(few, code="FK-POLICY-OWN-ROWS")
 
 
 def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: str) -> None:
-    """Refuse a selection of rows behind which those of others, or a single one, would stand alone.
+    """Refuse a selection of rows that would isolate other parties' rows, or a single row.
 
-    Which rows are in a sum is the server's word: with none of one party's the sum is that of the
-    others, and with one row a hundred times it is that of this row.
-
-    Parameters
-    ----------
-    rows : ndarray of int
-        Positions of the rows that are asked for; those not held (-1) do not count.
-    among : range
-        The positions that may be asked for.
-    least : int (default: 0)
-        How many it must be, if there are so many: a rule of the node's owner.
-    party : str
-        How errors name this node.
-
-    Raises
-    ------
-    RefusedError
+    The server chooses the rows of a sum. If it selects no row of one party, the sum is that of the
+    others; one row repeated a hundred times would be shown alone. ``rows`` are positions in
+    ``among``, -1 for a row of another party; there must be at least ``least`` (or all, if there are
+    fewer).
     """
     held = rows[rows >= 0]
     if (len(rows) and int(rows.min()) < -1) or len(np.unique(held)) < len(held):
@@ -523,21 +441,11 @@ def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: 
 
 
 def too_few(policy: NodePolicy, tests: Sequence[int], own: int, *, alone: bool) -> str:
-    """Return why figures are not reported, nothing if they may be.
+    """Return why figures are not reported; "" if they may be.
 
-    The limit holds at each holder: one with fewer rows adds zeros, whoever else there is, and hides
-    nobody's rows.
-
-    Parameters
-    ----------
-    policy : NodePolicy
-        What the node's owner allows.
-    tests : sequence of int
-        Held-out rows of each party in the sum, this node included.
-    own : int
-        Those of this node.
-    alone : bool
-        Whether a single party may report figures of its own rows.
+    The limit holds at each party: one with fewer rows adds zeros, and so hides no other's rows.
+    ``tests`` are the held-out rows of each party in the sum, ``own`` those of this node. With
+    ``alone`` a single party may report figures of its rows.
     """
     least = policy.min_evaluation_rows
     if 0 < own < least:
@@ -550,31 +458,20 @@ def too_few(policy: NodePolicy, tests: Sequence[int], own: int, *, alone: bool) 
 def check_size(*sizes: int, party: str = "") -> None:
     """Refuse an array that no run needs, before it is allocated.
 
-    One bit of a number in a message may ask for gigabytes. Sizes that follow from the node's own
-    table are compared with it; all others, and what they multiply to, end here.
-
-    Parameters
-    ----------
-    *sizes : int
-        Of the array, as the request names them.
-    party : str
-        How errors name this node.
-
-    Raises
-    ------
-    RefusedError
+    One flipped bit of a number in a message may request gigabytes. Sizes that follow from the
+    node's table are compared with it; all other sizes are limited here, by their product.
     """
     if min(sizes) < 0 or math.prod(sizes) > MOST_NUMBERS:
         raise refusal("sizes that no run needs", party=party, code="FK-ORDER-SIZE")
 
 
 def check_binary_columns(policy: NodePolicy, table: NDArray[Any], *, party: str) -> int:
-    """Return how many columns of a table have two values; another party is to compute them.
+    """Return how many columns of a table have two values, since another party can compute them.
 
     Raises
     ------
     RefusedError
-        They are more than its owner allows.
+        There are more than the owner allows.
     """
     if not len(table):
         return 0

@@ -1,7 +1,7 @@
-"""A node's own rows, told apart by digests under a key that only the node has.
+"""Identify a node's rows by digests, under a key that only the node has.
 
-A row has two digests: of its name, which is its id, or its content where there are no ids; and of
-its content. A row that was edited keeps its name and has another content.
+A row has two digests: of its name (its id, or its content if there are no ids) and of its content.
+An edited row keeps its name and gets another content.
 """
 
 from __future__ import annotations
@@ -28,15 +28,8 @@ Places = NDArray[np.int64]
 class OwnRows:
     """The rows of a client, as it sums them: scaled and encoded.
 
-    Attributes
-    ----------
-    parts : sequence of tuples of arrays
-        Blocks of rows, one after the other; the arrays of a block hold its features, labels, ...
-        and have a row each per row.
-    ids : sequence, optional
-        Names of all rows.
-    learned : int
-        How many of them, from the first, are learned from; the next are held out.
+    ``parts`` are consecutive blocks of rows. The arrays of a block hold features, labels, ..., one
+    entry a row. The first ``learned`` rows are training rows; the others are held out.
     """
 
     parts: Sequence[tuple[Column, ...]] = ()
@@ -44,7 +37,7 @@ class OwnRows:
     learned: int = 0
 
     def digest(self, key: bytes) -> bytes:
-        """Return a keyed digest of the whole table, which takes a fraction of that of its rows."""
+        """Return a keyed digest of the whole table, much faster than digests of its rows."""
         found = hashlib.blake2b(b"%d" % self.learned, key=key, digest_size=16)
         for array in (array for part in self.parts for array in part):
             pieces: tuple[NDArray[Any], ...] = ()
@@ -59,7 +52,7 @@ class OwnRows:
         return found.digest()
 
     def rows(self) -> Rows:
-        """Return the rows in one table; a part without labels has gaps instead."""
+        """Return the rows in one table; a part without labels gets NaN."""
         count = len(self.ids) if self.ids is not None else sum(p[0].shape[0] for p in self.parts)
         columns: list[Any] = []
         for place in range(max(map(len, self.parts), default=0)):
@@ -81,7 +74,7 @@ class OwnRows:
         return Rows(columns=columns, ids=self.ids, held_out=np.arange(count) >= self.learned)
 
     def digests(self, key: bytes) -> RowSet:
-        """Return the digests of all rows in the order of the table; one id has one name."""
+        """Return the digests of all rows, in the order of the table; equal ids have equal names."""
         rows = self.rows()
         values = rows.contents(key)
         if self.ids is None:
@@ -93,14 +86,8 @@ class OwnRows:
 class Streamed:
     """Rows of a stream that are about to take part.
 
-    Attributes
-    ----------
-    rows : OwnRows
-        The rows.
-    place : str
-        Where the stream goes on after them, in the client's own words.
-    anew : bool
-        Whether they are of another file than those before.
+    ``place`` is where the stream continues after them, in the client's format; ``anew`` is whether
+    a new file starts with them.
     """
 
     rows: OwnRows
@@ -110,44 +97,39 @@ class Streamed:
 
 @dataclass(frozen=True, eq=False)
 class RowSet:
-    """Digests of rows: of their names and of their contents, shape (n,) each."""
+    """Digests of the names and contents of rows, shape (n,) each."""
 
     names: Digests
     values: Digests
 
     def take(self, rows: NDArray[Any] | slice) -> RowSet:
-        """Return some of the rows."""
         return RowSet(self.names[rows], self.values[rows])
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.names)
 
     def sorted(self) -> RowSet:
-        """Return the same rows whatever their order, each once."""
+        """Return each row once, in an order that depends on the digests only."""
         return RowSet(np.unique(self.names), np.unique(self.values))
 
     def meets(self, other: RowSet) -> bool:
-        """Tell whether a row is in both: who has the same content with its id has the id."""
+        """Return whether a row is in both; names suffice, as equal ids have equal names."""
         return bool(np.isin(self.names, other.names).any())
 
     def union(self, other: RowSet) -> RowSet:
-        """Return the rows of both."""
         return RowSet(np.union1d(self.names, other.names), np.union1d(self.values, other.values))
 
     def pack(self) -> bytes:
-        """Return the digests as bytes."""
         return len(self).to_bytes(8, "little") + self.names.tobytes() + self.values.tobytes()
 
     @classmethod
     def unpack(cls, data: bytes) -> RowSet:
-        """Read from :meth:`pack`."""
         numbers = np.frombuffer(data, np.uint64)
         return cls(numbers[1 : (names := int(numbers[0])) + 1], numbers[names + 1 :])
 
 
 def places_in(known: NDArray[Any], wanted: NDArray[Any]) -> Places:
-    """Return the first place of each wanted number among those that are known, -1 if it is none."""
+    """Return the first place of each wanted number among the known ones, -1 if it is missing."""
     places = np.full(len(wanted), -1, np.int64)
     if len(known):
         order, ranked = np.argsort(known, kind="stable"), np.argsort(wanted)
@@ -158,7 +140,6 @@ def places_in(known: NDArray[Any], wanted: NDArray[Any]) -> Places:
 
 
 def digest(key: bytes, *parts: bytes) -> bytes:
-    """Return a keyed digest of 16 bytes."""
     found = hashlib.blake2b(key=key, digest_size=16)
     for part in parts:
         found.update(len(part).to_bytes(8, "little"))
@@ -168,21 +149,21 @@ def digest(key: bytes, *parts: bytes) -> bytes:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Rows:
-    """A node's table as its file has it, before scaling, encoding and the filling of gaps.
+    """A node's table as in its file, before scaling, encoding and imputation.
 
     Nothing here may depend on what the server sent, such as ranges.
 
     Attributes
     ----------
     columns : sequence of arrays
-        Raw content, labels included: arrays of shape (n,) or (n, k) of numbers or texts, or a CSR
-        matrix. Empty where rows are known by their ids alone.
+        Raw content with labels: arrays of shape (n,) or (n, k), or a CSR matrix. Empty if rows are
+        known by ids alone.
     ids : sequence, optional
-        A name for each row. Without names a row is known by its content.
+        Name of each row. Default: its content.
     strata : sequence of str, optional
-        The stratum of each row, such as ``"female/north"``.
+        Stratum of each row, such as ``"female/north"``.
     held_out : ndarray of bool, optional
-        Whether a row belongs to ``test-data``; by default a fifth of the rows is held out.
+        Whether a row belongs to ``test-data``. Default: a fifth of the rows is held out.
     """
 
     columns: Sequence[Column] = ()
@@ -192,17 +173,15 @@ class Rows:
     _known: dict[bytes, Identity] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         if self.ids is not None:
             return len(self.ids)
         return self.columns[0].shape[0] if len(self.columns) else 0
 
     def contents(self, key: bytes) -> Digests:
-        """Return keyed digests of the contents of all rows; equal ones have the same."""
         return hash_rows(key, b"content", self.columns, len(self))
 
     def identify(self, key: bytes) -> Identity:
-        """Return keyed digests of all rows; of a million they take seconds, so they are kept."""
+        """Return keyed digests of all rows; cached, as a million rows take seconds."""
         if key not in self._known:
             self._known[key] = self._identify(key)
         return self._known[key]
@@ -230,7 +209,7 @@ class Identity:
     Attributes
     ----------
     names : ndarray of uint64
-        Of the normalised ids, or of the contents; equal ones are told apart by a number.
+        Of the normalised ids, or of the contents; repetitions are numbered.
     values : ndarray of uint64
         Of the raw contents.
     bare : ndarray of uint64
@@ -246,7 +225,7 @@ class Identity:
 
 
 def normalised(ids: Sequence[Any] | NDArray[Any]) -> list[str]:
-    """Return ids as texts in one spelling: trimmed, in NFC, ``12.0`` as ``12``.
+    """Return ids as text in one spelling: trimmed, in NFC, ``12.0`` as ``12``.
 
     >>> normalised([12, "12.0", " 12 ", "0012"])
     ['12', '12', '12', '0012']
@@ -267,18 +246,16 @@ def _bytes(texts: Sequence[str]) -> NDArray[np.bytes_]:
 
 
 def id_digests(key: bytes, ids: Sequence[str]) -> Digests:
-    """Return keyed digests of ids, which are :func:`normalised`."""
     return hash_rows(key, b"id", [_bytes(ids)], len(ids))
 
 
 def word(key: bytes, *place: bytes) -> np.uint64:
-    """Return a key for each place."""
     digest = hashlib.blake2b(b"/".join(place), key=key, digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
 
 
 def mix(words: Digests, key: np.uint64 | Digests) -> Digests:
-    """Return a keyed bijection of 64-bit words: the finaliser of SplitMix64, twice."""
+    """Apply a keyed bijection to 64-bit words: the finaliser of SplitMix64, twice."""
     for add in (key, key ^ np.uint64(0x9E3779B97F4A7C15)):
         words = words + add
         words ^= words >> np.uint64(30)
@@ -292,9 +269,9 @@ def mix(words: Digests, key: np.uint64 | Digests) -> Digests:
 def hash_rows(key: bytes, what: bytes, columns: Sequence[Column], rows: int) -> Digests:
     """Return a keyed hash of each row.
 
-    A hash in Python would take seconds for 10^6 rows. The digests never leave the node, so nobody
-    can search for collisions, and 64 bits make a chance one unlikely (10^-8 for 10^6 rows). Zeros
-    add nothing: a sparse table and a dense one, or texts in wider arrays, have the same hashes.
+    Hashing in Python would take seconds for 10^6 rows. The digests stay at the node, so nobody can
+    search for collisions; one by chance has probability 10^-8 for 10^6 rows. Zeros add nothing:
+    sparse and dense tables, and texts in wider arrays, have equal hashes.
     """
     total = np.zeros(rows, np.uint64)
     for number, column in enumerate(columns if rows else ()):
@@ -328,7 +305,7 @@ def hash_rows(key: bytes, what: bytes, columns: Sequence[Column], rows: int) -> 
 
 
 def _words(values: NDArray[Any]) -> Digests:
-    """Return numbers as 64-bit words; -0 is 0, and every gap is the same."""
+    """Return numbers as 64-bit words; -0 becomes 0, and all NaN are equal."""
     if values.dtype == np.uint64:
         return values
     numbers = values.astype(np.float64) + 0.0
@@ -337,16 +314,16 @@ def _words(values: NDArray[Any]) -> Digests:
 
 
 def _several(names: Digests, values: Digests) -> Digests:
-    """Return names of which those that come more than once are those of their contents as well.
+    """Add the content to names that occur more than once.
 
-    Such a row that is edited is another row: which of the old ones it was, nobody can tell.
+    If such a row is edited, it counts as new: which of the old rows it was cannot be known.
     """
     _, of, times = np.unique(names, return_inverse=True, return_counts=True)
     return np.where(times[of] > 1, mix(names, values), names)
 
 
 def _number(key: bytes, names: Digests, values: Digests) -> Digests:
-    """Tell rows of the same name apart: the second by content, the third, ..."""
+    """Number rows of equal name: the second by content, the third, ..."""
     ranked = np.sort(names)
     if (ranked[1:] != ranked[:-1]).all():
         return names
@@ -361,5 +338,4 @@ def _number(key: bytes, names: Digests, values: Digests) -> Digests:
 
 
 def again(key: bytes, names: Digests, repeats: Digests) -> Digests:
-    """Return the names of rows that come again: the second, the third, ..."""
     return mix(names ^ mix(repeats, word(key, b"n")), word(key, b"m"))

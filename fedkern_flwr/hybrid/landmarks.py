@@ -1,16 +1,14 @@
-"""Random landmarks, drawn block by block from secrets that only the holders of a block know.
+"""Random landmarks, drawn block by block from secrets of the block's holders.
 
-A landmark is a row of all blocks together. The holders of a block draw its slice of every landmark
-from a secret of their own, so that nobody can place a patient by its distances to the landmarks.
+A landmark is a row over all blocks. The holders of a block draw its part of every landmark from
+their own secret, so nobody else can locate a patient by distances to landmarks.
 
-Laws with a coordinate per feature show the features' axes: uniform landmarks by the edges of their
-box, normal ones by their deviations. Whoever has distances of his patients to such landmarks has
-the features themselves. So the landmarks of a block are turned by a secret rotation.
+Distributions with independent coordinates reveal the features' axes: uniform landmarks by the edges
+of their box, normal ones by their deviations. A hospital with its patients' distances to such
+landmarks would have the features themselves. So each block's landmarks are rotated by a secret
+matrix.
 
-References
-----------
-Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
-2024, section 2 (sampling methods U and N).
+Sampling methods U and N are those of Damiani, Rodina and Decherchi 2024 (FedCG), section 2.
 """
 
 from __future__ import annotations
@@ -35,37 +33,30 @@ SEED_BYTES = 32
 #: Landmarks, or features, of a run.
 MOST_LANDMARKS = 1 << 16
 _FINGERPRINT_BYTES = 16
-_MOST_TOLD = 4  # secrets of an earlier run, of so many numbers of holders
+_MOST_TOLD = 4  # secrets of earlier runs to report, one per number of holders
 
 
 def draw_landmarks(
     seed: bytes, landmarks: int, ranges: Floats, moments: Floats | None = None
 ) -> Floats:
-    """Draw one block's slice of all landmarks: in a box, which is then turned at random.
+    """Draw one block's part of all landmarks, shape (m, d), then rotate it at random.
 
-    The rotation, uniform on the orthogonal matrices, is drawn from the same secret. It turns about
-    the middle of the ranges, or about the mean, those features whose range is not a point; a
-    single one has no axes to hide and stays. No landmark is farther from the middle than a corner
-    of the ranges.
+    The rotation, uniform on the orthogonal matrices, is drawn from the same secret. It rotates the
+    non-constant features about the middle of the ranges, or the mean; a single feature stays. No
+    landmark is farther from the middle than a corner of the ranges.
 
     Parameters
     ----------
     seed : bytes
-        The secret of the block's holders, 32 bytes.
+        Secret of the block's holders, 32 bytes.
     landmarks : int
-        m, number of landmarks.
+        m.
     ranges : ndarray of float64, shape (d, 2)
-        Least and greatest value of each feature, public.
+        Public least and greatest value of each feature.
     moments : ndarray of float64, shape (2, d) or (1 + d, d), optional
-        Mean and standard deviation of each feature: draw from the normal distribution, clipped to
-        the range before the turn and to the ball around the ranges after it (sampling N). Mean and
-        covariance of several features: draw from that normal distribution and pull back what
-        leaves the ball (sampling C); it is not turned, since it has no axes but the rows' principal
-        ones. Without them draw uniformly from the range (sampling U).
-
-    Returns
-    -------
-    ndarray of float64, shape (m, d)
+        Without: uniform in the range (sampling U). Mean and standard deviation: normal, clipped to
+        the range before the rotation and to the ball around it after (N). Mean and covariance:
+        normal, pulled back into the ball; not rotated, as its only axes are the principal ones (C).
     """
     digest = hashlib.sha256(b"fedkern-flwr landmarks " + seed).digest()
     rng = np.random.default_rng(int.from_bytes(digest, "little"))
@@ -97,7 +88,7 @@ def _pulled_back(points: Floats, ranges: Floats) -> Floats:
 
 
 def moment_sums(x: Floats, ranges: Floats, sampling: str = "N") -> Floats:
-    """Return count, sums and sums of squares of features scaled to [0, 1], to be added up.
+    """Return count, sums and sums of squares of features scaled to [0, 1].
 
     Parameters
     ----------
@@ -106,11 +97,7 @@ def moment_sums(x: Floats, ranges: Floats, sampling: str = "N") -> Floats:
     ranges : ndarray of float64, shape (d, 2)
         Least and greatest value of each feature.
     sampling : {"N", "C"}
-        With C sums of all products of two features, instead of squares.
-
-    Returns
-    -------
-    ndarray of float64, shape (:func:`moments_length`,)
+        C: products of all pairs of features instead of squares.
     """
     scaled = (x - ranges[:, 0]) / _spans(ranges)
     products = (scaled**2).sum(0)
@@ -120,21 +107,15 @@ def moment_sums(x: Floats, ranges: Floats, sampling: str = "N") -> Floats:
 
 
 def moments_length(features: int, sampling: str) -> int:
-    """Return how many numbers :func:`moment_sums` makes."""
     products = features * (features + 1) // 2 if sampling == "C" else features
     return 1 + features + products
 
 
 def read_moments(sums: Floats, ranges: Floats, sampling: str = "N") -> Floats:
-    """Return mean and deviation, with C mean and covariance, of the features from added up sums.
+    """Return mean and deviation, (2, d), or with C mean and covariance, (1 + d, d), from sums.
 
-    Of a single feature both are mean and deviation. A covariance is mixed with a multiple of the
-    identity that counts as much as a row per feature, so that landmarks of few rows do not lie in
-    their span.
-
-    Returns
-    -------
-    ndarray of float64, shape (2, d) or (1 + d, d)
+    A single feature always has a deviation. The covariance is mixed with a multiple of the identity
+    that counts as one row per feature, so that landmarks of few rows do not lie in their span.
     """
     count, features = max(float(sums[0]), 1.0), len(ranges)
     mean, rest = sums[1 : 1 + features] / count, sums[1 + features :]
@@ -153,14 +134,14 @@ def read_moments(sums: Floats, ranges: Floats, sampling: str = "N") -> Floats:
 
 
 def public_seed(seed: int, block: str) -> bytes:
-    """Return a block's seed that anybody can compute: for simulations only."""
+    """Return a block's seed that anyone can compute: for simulations only."""
     return hashlib.sha256(f"fedkern-flwr public landmarks/{seed}/{block}".encode()).digest()
 
 
 def seed_fingerprint(seed: bytes, session: str, block: str, moments: Floats | None = None) -> bytes:
-    """Return 16 bytes that are equal at all holders of a block if they draw the same landmarks.
+    """Return 16 bytes that are equal at all holders of a block with the same landmarks.
 
-    They say nothing about the seed, which has 256 bits, nor, without it, about the moments.
+    They reveal nothing about the seed of 256 bits nor, without it, about the moments.
     """
     text = f"fedkern-flwr fingerprint of turned landmarks/{session}/{block}".encode()
     if moments is not None:
@@ -170,35 +151,33 @@ def seed_fingerprint(seed: bytes, session: str, block: str, moments: Floats | No
 
 @dataclass(frozen=True)
 class SharedSecret:
-    """The secret of landmarks that a node took with the other holders of its block, for later runs.
+    """The secret of landmarks that the holders of a block share, kept for later runs.
 
-    With it they sum the same numbers again, which tells nothing new. Anyone who held the block
-    before does not know it: a new holder has no such secret, so all take a new one. So do fewer
-    holders: those who left know the old one.
+    With it they sum the same numbers again, which reveals nothing new. A new holder lacks it, so
+    all take a new one. Fewer holders take a new one, too: those who left know the old one.
 
     Attributes
     ----------
     file : Path or None
-        Where that of two holders is kept, and with their number behind it that of more; None where
-        nothing is.
+        File of the secret of two holders; for more, their number is appended. None keeps nothing.
     """
 
     file: Path | None
 
     @classmethod
     def of(cls, folder: str | Path | None, place: bytes | None) -> Self:
-        """Return that of a node's folder; ``place`` changes where earlier runs must not go on."""
+        """Return that of a node's folder; ``place`` separates runs that must not share it."""
         if folder is None or place is None:
             return cls(None)
         return cls(Path(folder) / f"landmarks-{place.hex()[:32]}")
 
     def take(self, made: bytes, holders: int, *, lasting: bool) -> tuple[bytes, bool]:
-        """Return that of earlier runs, or one that was ``made``, and whether it is for a run only.
+        """Return the secret of earlier runs or the one ``made``; and whether for one run only.
 
         Raises
         ------
         ProtocolError
-            There is none of earlier runs.
+            An earlier one is required and missing.
         """
         file = self.file and self.file.with_name(self.file.name + f"-{holders}" * (holders > 2))
         if lasting:
@@ -210,10 +189,7 @@ class SharedSecret:
         return made, file is None
 
     def told(self, session: str) -> str:
-        """Return digests by which the server sees that all holders have the same, by their number.
-
-        Of the latest secrets, as many as a text of a message holds.
-        """
+        """Return digests of the latest secrets, from which the server sees whether all match."""
         if self.file is None:
             return ""
         start = len(self.file.name)
@@ -224,17 +200,12 @@ class SharedSecret:
 
 
 def session_digest(secret: bytes, session: str) -> str:
-    """Return a digest that is equal at all who have a secret, and differs from run to run."""
+    """Return a digest that is equal for all who know a secret, and differs between runs."""
     return hmac.digest(secret, session.encode(), "sha256")[:_FINGERPRINT_BYTES].hex()
 
 
 def check_seed_bytes(seed: bytes) -> None:
-    """Refuse a landmark seed that is too short to be secret.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise OptionError for a landmark seed that is too short to be secret."""
     if len(seed) != SEED_BYTES:
         raise OptionError(
             f"the landmark seed has {len(seed)} bytes instead of {SEED_BYTES}",
@@ -249,10 +220,9 @@ def _spans(ranges: Floats) -> Floats:
 
 
 def _turn(points: Floats, rng: np.random.Generator) -> Floats:
-    """Turn points, shape (m, d), about the origin by a random orthogonal matrix, uniform (Haar).
+    """Rotate points, (m, d), about the origin by a random orthogonal matrix, uniform (Haar).
 
-    Of a matrix larger than there are points only what it does to them is drawn: a random frame
-    takes the place of theirs.
+    If d exceeds m, only the effect on the points is drawn: a random frame replaces theirs.
     """
     m, d = points.shape
     if m >= d:
@@ -262,7 +232,7 @@ def _turn(points: Floats, rng: np.random.Generator) -> Floats:
 
 
 def _frame(columns: Floats) -> tuple[Floats, Floats]:
-    """Return the QR factors with a positive diagonal: then they do not depend on the library."""
+    """Return the QR factors with a positive diagonal, the same in every library."""
     q, r = np.linalg.qr(columns)
     signs = np.where(np.diag(r) < 0.0, -1.0, 1.0)
     return q * signs, r * signs[:, None]

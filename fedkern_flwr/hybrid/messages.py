@@ -1,8 +1,7 @@
-"""Messages of FedCG, and what they sum: hospitals with rows and labels, centres with features.
+"""Messages of FedCG and their sums: hospitals with rows and labels, centres with features.
 
-Hospitals and centres are told what to do by the same requests; session and number of the exchange
-are filled in as a request is sent, the number of a reply by the client's base. A request says with
-``sum_specs`` which secure sums it asks for: the strategy orders these, a client compares.
+Hospitals and centres get the same requests. A request declares its secure sums by ``sum_specs``:
+the strategy requests these, a client compares.
 """
 
 from __future__ import annotations
@@ -35,47 +34,46 @@ Index = NDArray[Any]
 
 #: Name of the sum of the mean distances of training rows to the landmarks.
 MEAN_DISTANCE = "mean distance"
-#: Sum of the hospitals' training rows of each class, where these are balanced.
+#: Sum of the hospitals' training rows of each class, if classes are balanced.
 CLASS_COUNTS = "class counts"
 #: Sum of the distances between landmarks, which the penalty rkhs needs.
 PAIRS = "landmark pairs"
-#: Name of the sum of products: they are linear in the normal equations, and compared with these.
+#: Name of the sum of products. Nodes treat it like the equations, in which it is linear.
 PRODUCTS = "equations#products"
-#: The numbers of a party may be beyond their exact bound by what rounding adds.
+#: Rounding may push a party's numbers slightly beyond their exact bound.
 _ROUNDED = 1.0 + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is public of a run and a party, as far as the sums of a request depend on it.
+    """Public facts of a run and a party that decide the sums of a request.
 
-    The strategy knows of the rows of all hospitals, and of the widest ranges. A party knows its own
-    alone: its bounds may be smaller than those that are ordered.
+    The strategy knows the rows of all hospitals and the widest ranges, a party only its own: its
+    bounds may be smaller than the requested ones.
 
     Attributes
     ----------
     landmarks : int
-        Number m of landmarks, or of features.
+        m landmarks, or features.
     labels : Yardstick
-        What the hospitals have labels of.
+        Kind of the labels.
     rows, tests : sequence of int
-        Training and held-out rows of each hospital that take part.
+        Participating training and held-out rows of each hospital.
     block, features : str, int
-        The party's block of features, and how many it has.
+        The party's block, and its number of features.
     distance : float
-        What no distance of a row to a landmark is beyond.
+        Bound on the distance of a row to a landmark.
     budget : Budget or None
-        What the run may cost in privacy.
     signed : sequence of (int, int)
-        Rows and held-out rows of each hospital in the sum, as it signed them.
+        Signed rows and held-out rows of each hospital in the sum.
     wanted : collection of str
-        Names of the sums that only some runs take.
+        Names of optional sums that this run takes.
     cohorts : mapping
         Name of a set of parties -> its number, which a party does not compare.
     bits : int (default: 64)
-        Of a number in the sums of distances; a party takes any.
+        Of a number in sums of distances; a party accepts any.
     counted : int, optional
-        Of a party: its rows whose classes are counted, whatever rows a request names.
+        For a party: its rows with counted classes, whatever rows a request names.
     """
 
     landmarks: int
@@ -95,32 +93,31 @@ class Facts:
     def over(
         self, parties: str, name: str, length: int, bound: float, *, bits: int = 64, **more: Any
     ) -> SumSpec:
-        """Return a sum over a set of parties, all of them, of numbers up to ``bound``."""
-        # a party that has nothing to add has a bound of zero, which no encoding has
+        """Return a sum over all of a set of parties, of numbers up to ``bound``."""
+        # a party with nothing to add has a bound of zero, which no encoding allows
         encoding = Encoding.fixed_point(max(bound * _ROUNDED, sys.float_info.min), bits)
         known: dict[str, Any] = {"encoding": encoding, "wider": True, **more}
         return SumSpec(name=name, length=length, cohort=self.cohorts[parties], **known)
 
 
 class HybridDescribeReply(TableReply):
-    """What a hospital or centre tells about itself; training rows come first."""
+    """Description of a hospital or centre; training rows come first."""
 
     block: str  # parties with the same block of features have the same columns
-    seeded: bool  # whether the secret of the block's landmarks is configured at the node
-    # Digests of the session and the secret of its landmarks: the one that is configured, or those
-    # that it took with other holders in earlier runs, "number of holders:digest" each.
+    seeded: bool  # whether the node has a configured secret for the block's landmarks
+    # Digests of the session and the secret of its landmarks: the configured one, or those of
+    # earlier runs with other holders, "number of holders:digest" each.
     secret_digests: str = ""
     square_bound: float  # largest squared, and absolute, distance within the declared ranges
     absolute_bound: float
-    fold_rows: int = 0  # least number of its training rows in a fold
+    fold_rows: int = 0  # fewest training rows in a fold
     fold_sum_rows: int = 0  # the same of all hospitals' rows
 
     def bound(self, kernel: str) -> float:
-        """Return the largest distance of a kernel within the declared ranges."""
         return self.square_bound if kernel == "rbf" else self.absolute_bound
 
     def secret_digest(self, holders: int) -> str:
-        """Return the digest of its secret of a block of so many holders; empty without one."""
+        """Return the digest of its secret for ``holders`` holders; empty without one."""
         if self.seeded:
             return self.secret_digests
         told = [text.partition(":") for text in self.secret_digests.split()]
@@ -128,69 +125,66 @@ class HybridDescribeReply(TableReply):
 
 
 class HybridRequest(Message):
-    """What every request of the method carries."""
+    """Fields of every request of the method."""
 
     session: str = ""
-    round: int = 0  # grows with every exchange, so that duplicates are noticed
+    round: int = 0  # grows with each exchange, so that duplicates are recognised
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return the secure sums that it asks for."""
+        """Return the secure sums of the request."""
         return []
 
 
 class HybridReply(Message):
-    """What every reply of the method carries."""
+    """Fields of every reply of the method."""
 
     round: int = 0
 
 
 class PlainReply(HybridReply):
-    """A reply to what is summed."""
-
-    # Of its landmarks, as in DistancesReply; where a request says how the kernel is made.
+    # Of its landmarks, as in DistancesReply; if the request says how to make the kernel.
     fingerprint: bytes = b""
-    # The vector itself where a single hospital has nobody to sum with, else nothing.
+    # The vector itself if a single hospital has no other to sum with, else nothing.
     plain: tuple[Floats, ...] = arrays("numbers", dtype="float64")
 
 
 class RowsRequest(HybridRequest):
-    """A request about rows of hospitals.
+    """Request about rows of hospitals.
 
-    A request about rows ends with the variadic ``rows``: for each hospital, which of the receiver's
-    announced rows stands at each position of that hospital's kernel, -1 for none.
+    It ends with the variadic ``rows``: for each hospital, the receiver's announced row at each
+    position of that hospital's kernel, -1 for none.
     """
 
     hospitals: Index = array("hospitals", dtype="index")  # partitions
     trains: Index = array("hospitals", dtype="index")  # training rows of each, which come first
-    starts: Index = array("hospitals", dtype="index")  # positions that are asked for now
+    starts: Index = array("hospitals", dtype="index")  # requested positions
     stops: Index = array("hospitals", dtype="index")
 
     @property
     def parts(self) -> list[tuple[int, int, int, int, Index]]:
-        """Of each hospital: partition, training rows, first and last position, and its rows."""
+        """Per hospital: partition, training rows, first and last position, rows."""
         columns = (self.hospitals, self.trains, self.starts, self.stops)
         rows: tuple[Index, ...] = self.rows  # type: ignore[attr-defined]  # the last field
         return list(zip(*(column.tolist() for column in columns), rows, strict=True))
 
     @property
     def training_positions(self) -> Index:
-        """The positions of all training rows that it names and the receiver holds."""
         named = [rows[:train] for _, train, *_, rows in self.parts]
         positions = np.concatenate([np.zeros(0, np.int32), *named])
         return positions[positions >= 0]
 
 
 class MomentsRequest(RowsRequest, phase="hybrid-moments"):
-    """Agree on the landmarks of blocks that several parties hold, before the distances."""
+    """Agree on the landmarks of blocks with several holders, before the distances."""
 
-    moments: bool  # whether to add up moments of the block's training rows
-    sampling: str  # which moments: see hybrid/landmarks.py
-    # At the party that draws the block's secret: for whom to seal it. Else empty.
+    moments: bool  # whether to sum moments of the block's training rows
+    sampling: str  # kind of moments: see hybrid/landmarks.py
+    # At the party that makes the block's secret: receivers of the sealed secret. Else empty.
     peers: Index = array("peers", dtype="index")
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return that of the moments, whose numbers are at most one for each row."""
+        """Return that of the moments, at most one per row."""
         if not self.moments:
             return []
         name, length = f"moments/{facts.block}", moments_length(facts.features, self.sampling)
@@ -205,7 +199,7 @@ class MomentsReply(HybridReply, phase="hybrid-moments"):
 
 
 class KernelRequest(HybridRequest):
-    """How a party draws its landmarks and makes its kernel."""
+    """How a party makes its landmarks and kernel."""
 
     pinned = (
         "kernel",
@@ -222,38 +216,38 @@ class KernelRequest(HybridRequest):
     kernel: str
     sampling: str
     landmarks: int  # m; of basis "fourier" 2 D features
-    basis: str = "landmarks"  # or "fourier": phases take the place of distances
-    # The holder of this block that sealed ``sealed_seed``, its secret; -1: it is the party's own.
-    # Of two holders nothing is sealed: the secret is that of their pair.
+    basis: str = "landmarks"  # or "fourier": phases instead of distances
+    # The holder of this block that sealed ``sealed_seed``, its secret; -1: the party's own. Two
+    # holders need no seal: they use the secret of their pair.
     seed_from: int
-    lasting: bool = False  # whether the secret is that of an earlier run of the same holders
+    lasting: bool = False  # whether to use the same holders' secret of an earlier run
     holders: int = 1  # of this block
-    # Whether all hospitals make their kernels by themselves, of this block: their landmarks are the
-    # same, and they have no sum where these, or what is asked about them, differ.
+    # Whether all hospitals make their own kernels, of this block: with different landmarks or
+    # requests they have no sum.
     alike: bool = False
-    model: str  # for predictions: session and step of the run that made the model; else empty, 0
+    model: str  # for predictions: session and step of the model's run; else empty, 0
     model_round: int
-    save_as: int  # step under which to keep what resuming or predicting needs; 0: nothing is kept
+    save_as: int  # step under which to save what resuming or predicting needs; 0 for none
     landmark_pairs: bool  # whether to add this block's distances between landmarks to a sum
     keep_training: bool  # whether a hospital keeps the kernel of its training rows
-    # One width, or one per landmark; none where it is chosen later: then hospitals keep distances.
+    # One width, or one per landmark; empty if it is chosen later: then hospitals keep distances.
     fixed_gammas: Floats = array("fixed", dtype="float64")
-    moments: Floats = array("moments", dtype="float64")  # added up; empty for the party's own
+    moments: Floats = array("moments", dtype="float64")  # summed; empty for the party's own
     sealed_seed: Bytes = array("bytes", dtype="byte")  # empty if there is none
 
 
 class DistancesRequest(KernelRequest, RowsRequest, phase="hybrid-distances"):
-    """Contribute partial distances of the rows to sums that belong to their hospitals."""
+    """Contribute partial distances of the rows to the hospitals' sums."""
 
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return those of distances, or phases, and what is summed beside the first of them."""
+        """Return those of distances, or phases, and what is summed along with the first."""
         m, far, found = self.landmarks, facts.distance, list[SumSpec]()
         circle: dict[str, Any] = {"encoding": CIRCLE, "wider": False}
         phases = self.basis == "fourier"  # half as many as features
         for hospital, train, start, stop, _ in self.parts:
-            if start == stop:  # it makes its kernel alone
+            if start == stop:  # the hospital makes its kernel alone
                 continue
             whole = distances_sum(hospital, start, train)
             name = whole if whole in facts.wanted else distances_sum(hospital, start, None)
@@ -282,20 +276,20 @@ class DistancesReply(HybridReply, phase="hybrid-distances"):
 class EquationsRequest(HybridRequest, phase="hybrid-equations"):
     """Add K_h^T K_h and K_h^T y_h to a secure sum; the last distances come with it.
 
-    Where the width is chosen: those of each width and fold, and y_h^T y_h of each fold.
+    To choose a width: those of each width and fold, and y_h^T y_h of each fold.
     """
 
     folds: int = 1  # into which a hospital splits its training rows
-    # To choose from: each one width, or one per landmark; none if it is known.
+    # Candidates: each one width, or one per landmark; empty if the width is known.
     gammas: Floats = array("widths", "gammas", dtype="float64")
-    balanced: bool = False  # whether rows weigh so much that all classes count alike
-    # Of balanced ones: training rows of each class; empty where one hospital has all.
+    balanced: bool = False  # whether rows are weighted so that all classes count alike
+    # If balanced: training rows per class; empty if one hospital has all rows.
     class_counts: Floats = array("classes", dtype="float64")
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
         """Return that of the equations: a row's products are at most one, or its labels' bound.
 
-        Noise is added to those of Fourier features of a known width alone.
+        Only those of Fourier features of a known width get noise.
         """
         m, outputs, label = facts.landmarks, facts.labels.outputs, facts.labels.bound
         most, release = max(facts.rows), None
@@ -309,7 +303,7 @@ class EquationsRequest(HybridRequest, phase="hybrid-equations"):
         else:
             name = equations_sum(self)
             length = tuning_length(m, outputs, self.folds, len(self.gammas))
-            # weights of balanced rows are as many in all as there are rows
+            # weights of balanced rows sum to the number of rows
             bound = self.class_counts.sum() if self.balanced else most * max(1.0, label**2)
         return [facts.over("hospitals", name, length, bound, release=release, products=m)]
 
@@ -337,21 +331,21 @@ class ProductReply(PlainReply, phase="hybrid-product"):
 
 
 class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
-    """The model for a hospital, which predicts its held-out rows and counts how good it is."""
+    """The model for a hospital, which predicts its held-out rows and counts outcomes."""
 
     count: bool  # whether to add the counts of the held-out rows to a secure sum
     bins: int = 0  # of the histograms among them, 0 for none
     coefficients: Floats = array("landmarks", "outputs", dtype="float64")
-    # The width, or one per landmark, if it was chosen in this run.
+    # The width, or one per landmark, if chosen in this run.
     gammas: Floats = array("gammas", dtype="float64")
     calibration: Floats = array("calibration", dtype="float64")  # of a saved model, see Calibration
-    # Of a saved model that predicts variances: s^2 of each output, and the transposed inverse of
-    # the Cholesky factor of K^T K + lambda I.
+    # For a saved model with variances: s^2 of each output, and the transposed inverse of the
+    # Cholesky factor of K^T K + lambda I.
     noise: Floats = array("noise", dtype="float64")
     factor: Floats = array("factors", "factors", dtype="float64")
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return that of the counts of held-out rows, if they are to be counted."""
+        """Return that of the counts of held-out rows, if requested."""
         if not self.count:
             return []
         yard, release = replace(facts.labels, bins=self.bins), None
@@ -368,19 +362,19 @@ class CoefficientsReply(PlainReply, phase="hybrid-coefficients"):
     """See :class:`PlainReply`."""
 
 
-# Where no centre has rows, each hospital makes the kernel of all its rows by itself. Then the first
-# request says how, and no distances travel before it.
+# If no centre has rows, each hospital makes the kernel of its own rows. Then the first request says
+# how, and no distances are sent before it.
 
 
 class OwnEquationsRequest(KernelRequest, EquationsRequest, phase="hybrid-own-equations"):
-    """Make the kernel, then answer as to an EquationsRequest."""
+    """Compute the kernel, then answer as to an EquationsRequest."""
 
 
 class OwnProductRequest(KernelRequest, ProductRequest, phase="hybrid-own-product"):
-    """Make the kernel, then answer as to a ProductRequest."""
+    """Compute the kernel, then answer as to a ProductRequest."""
 
 
-#: Phase of a request -> the request that says how the kernel is made as well.
+#: Phase of a request -> the request that also says how to make the kernel.
 OWN: dict[str, type[KernelRequest]] = {
     EquationsRequest.phase: OwnEquationsRequest,
     ProductRequest.phase: OwnProductRequest,
@@ -390,25 +384,19 @@ OWN: dict[str, type[KernelRequest]] = {
 def distances_sum(hospital: int, start: int, whole: int | None) -> str:
     """Return the name of the sum of distances of a hospital's rows from a position on.
 
-    Masks depend on the name: a hospital and a centre that were told different things have no sum.
-
-    Parameters
-    ----------
-    hospital, start : int
-        Partition and position.
-    whole : int or None
-        The training rows of the hospital if every centre of the sum has all of them.
+    Masks depend on the name: parties with different requests have no sum. ``whole`` is the number
+    of training rows if every centre of the sum has all of them, else None.
     """
     return f"distances/{hospital}{'' if whole is None else f'/whole {whole}'}#{start}"
 
 
 def write_widths(kernel: str, gammas: Sequence[float]) -> str:
-    """Return how the widths of a run are asked for again."""
+    """Return the widths of a run as text, for repeated requests."""
     return json.dumps([kernel, *gammas])
 
 
 def read_widths(text: str) -> tuple[str, list[float]]:
-    """Return kernel and widths of :func:`write_widths`; none of any other text."""
+    """Return kernel and widths of :func:`write_widths`; none for any other text."""
     try:
         kernel, *gammas = read_json(text)
         widths = [float(gamma) for gamma in gammas]
@@ -420,10 +408,9 @@ def read_widths(text: str) -> tuple[str, list[float]]:
 
 
 def equations_sum(request: EquationsRequest) -> str:
-    """Return the name of the sum of the normal equations that a request asks for.
+    """Return the name of the sum of the normal equations.
 
-    Masks depend on the name: hospitals that were told different widths, folds or counts of classes
-    have no sum.
+    Masks depend on it: hospitals with different widths, folds or class counts have no sum.
     """
     if not request.gammas.size:
         return "equations"

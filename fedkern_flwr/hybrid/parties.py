@@ -1,4 +1,4 @@
-"""Who holds what in a hybrid split: hospitals own rows, any party may own blocks of features.
+"""Match the rows of a hybrid split: hospitals hold rows, any party may hold blocks of features.
 
 The server matches keyed hashes of ids; it sees which rows a party has, and no id.
 """
@@ -25,7 +25,7 @@ Positions = NDArray[np.int32]
 MissingBlocks = Literal["error", "drop-row", "neutral"]
 
 HOSPITAL, CENTRE = "hospital", "centre"
-#: Refuses partitions that clash and pseudonyms that come twice.
+#: Refuses clashing partitions and duplicate pseudonyms.
 check_parties = partial(
     check_tables,
     roles=(HOSPITAL, CENTRE),
@@ -42,14 +42,14 @@ class Ward:
     ----------
     partition : int
     train, test : int
-        Numbers of training and held-out rows that take part.
+        Participating training and held-out rows.
     rows : dict
-        Partition -> position of each row among the announced rows of that party, -1 where it does
-        not hold it; the hospital itself and every centre that holds at least one.
+        Partition -> position of each row among its announced rows, -1 if missing; for the hospital
+        and each centre with at least one of them.
     dropped : int
         Rows left out because a block is missing.
     lacking : dict
-        Block -> number of rows without it that take part.
+        Block -> participating rows without it.
     """
 
     partition: int
@@ -61,17 +61,15 @@ class Ward:
 
     @property
     def total(self) -> int:
-        """Number of rows, training and held-out."""
         return self.train + self.test
 
     @cached_property
     def centres(self) -> tuple[int, ...]:
-        """The centres that hold rows of this hospital, ascending."""
         return tuple(sorted(p for p in self.rows if p != self.partition))
 
     @cached_property
     def _single(self) -> NDArray[np.bool_]:
-        """Which rows exactly one centre knows: the hospital would learn its partial distances."""
+        """Rows of exactly one centre: the hospital would see its partial distances."""
         held = np.zeros(self.total, np.int64)
         for centre in self.centres:
             held += self.rows[centre] >= 0
@@ -79,27 +77,25 @@ class Ward:
 
     @cached_property
     def lonely(self) -> int:
-        """Number of rows that exactly one centre knows."""
         return int(self._single.sum())
 
     @cached_property
     def alone(self) -> tuple[int, ...]:
-        """The centres that alone know a row."""
         return tuple(c for c in self.centres if (self._single & (self.rows[c] >= 0)).any())
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that follows from the descriptions of the parties.
+    """Rows and blocks of a run.
 
     Attributes
     ----------
     wards : dict
         Partition of a hospital -> its rows.
     blocks : dict
-        Name of a block -> partitions that hold it, ascending.
+        Name of a block -> its holders, ascending.
     unknown : dict
-        Partition of a centre -> rows it holds that no hospital has.
+        Partition of a centre -> its rows that no hospital has.
     """
 
     wards: Mapping[int, Ward]
@@ -108,32 +104,29 @@ class Plan:
 
     @property
     def hospitals(self) -> tuple[int, ...]:
-        """Partitions of the hospitals, ascending."""
         return tuple(self.wards)
 
     @property
     def parties(self) -> tuple[int, ...]:
-        """All parties that take part, ascending."""
         return tuple(sorted({p for ward in self.wards.values() for p in ward.rows}))
 
     @property
     def rows_alone(self) -> bool:
-        """Whether no centre has rows: then each hospital makes its kernel by itself."""
+        """Whether no centre has rows, so that each hospital computes its own kernel."""
         return not any(ward.centres for ward in self.wards.values())
 
     @property
     def alike(self) -> bool:
-        """Whether all hospitals make their kernels by themselves, of one block."""
+        """Whether all hospitals compute their own kernels, of one block."""
         return self.rows_alone and [*map(set, self.blocks.values())] == [set(self.hospitals)]
 
     @property
     def training_rows(self) -> int:
-        """Rows of all hospitals to learn from."""
         return sum(ward.train for ward in self.wards.values())
 
     @cached_property
     def whole(self) -> dict[int, int]:
-        """Hospital -> its training rows, where all its centres have these, for it alone."""
+        """Hospital -> its training rows, if all its centres have these, and only for it."""
         return {h: ward.train for h, ward in self.wards.items() if self._has_all(ward)}
 
     def _has_all(self, ward: Ward) -> bool:
@@ -146,13 +139,12 @@ class Plan:
         return True
 
     def sampling(self, block: str, asked: str) -> str:
-        """Return how landmarks of a block are drawn: ``auto`` needs no exchange."""
+        """Return how a block's landmarks are drawn; ``auto`` needs no exchange."""
         if asked != "auto":
             return asked
         return "C" if len(self.blocks.get(block, ())) == 1 else "U"
 
     def report(self) -> dict[str, Any]:
-        """Return what was matched, as plain values for a result file."""
         return {
             "hospitals": {
                 str(h): {
@@ -176,12 +168,12 @@ def match_rows(
     predict: bool,
     allow_single: bool,
 ) -> Plan:
-    """Match the rows of all parties; log what of them is left out.
+    """Match the rows of all parties; log what is left out.
 
     Raises
     ------
     TableError, PartitionError, ProtocolError
-        Nobody has rows to predict, rows do not meet, or a party would be shown.
+        There are no rows to predict, rows do not match, or a party's values would be revealed.
     """
     if predict and not any(p.role == HOSPITAL and p.test_rows for p in parties):
         raise TableError("no hospital holds rows to predict", code="FK-TEST-NONE")
@@ -202,9 +194,9 @@ def match_rows(
 
 
 def summing_sets(plan: Plan, *, penalty: str, tunes: bool = False) -> dict[str, list[int]]:
-    """Return name -> partitions of the sets among which is summed, fixed by who holds what.
+    """Return name -> partitions of the sets that sum.
 
-    With ``tunes`` the mean distance to the landmarks is summed over all parties, if there are two.
+    ``tunes``: the mean distance to the landmarks is summed over all parties, if there are two.
 
     Raises
     ------
@@ -230,20 +222,13 @@ def make_plan(
 ) -> Plan:
     """Match the rows of all parties.
 
-    Parameters
-    ----------
-    parties : sequence of HybridDescribeReply
-        What all parties said about themselves.
-    missing : {"error", "drop-row", "neutral"}
-        What to do with a row that lacks a block: refuse the run, leave the row out, or let the
-        block's factor of the kernel be one.
-    predict : bool (default: False)
-        Whether only held-out rows count.
+    For a row without a block ``missing`` says: refuse the run, drop the row, or set the
+    block's factor of the kernel to one ("neutral"). ``predict``: only held-out rows count.
 
     Raises
     ------
     ProtocolError, CohortError, TableError
-        The parties do not fit together; the text names the party and the remedy.
+        The parties do not fit together; the text names party and remedy.
     """
     hospitals = [p for p in parties if p.role == HOSPITAL]
     centres = [p for p in parties if p.role == CENTRE]
@@ -285,14 +270,14 @@ def check_alone(
     *,
     allow_single: bool,
 ) -> None:
-    """Refuse what would show a single party's values.
+    """Refuse a run that would reveal a single party's values.
 
     Raises
     ------
     OptionError
         The run does not allow it.
     ProtocolError
-        The run does, a centre does not.
+        The run allows it, a centre does not.
     """
     if allow_single:
         strict = {p.partition for p in parties if not p.allow_single}

@@ -1,1 +1,1 @@
-"""How good a model is on held-out rows: what each party counts, and what is read from the sum."""
+"""Evaluate models on held-out rows: counts of each party, and figures from their sum."""

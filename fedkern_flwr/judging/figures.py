@@ -1,4 +1,4 @@
-"""How good a model is on held-out rows: counts that can be summed, and the figures made of them."""
+"""Evaluate a model on held-out rows: counts that can be summed, and figures from them."""
 
 from __future__ import annotations
 
@@ -42,23 +42,11 @@ _SUMS = 4  # squared and absolute errors, labels and squared labels
 
 
 def bins_of(rows: int, classes: int) -> int:
-    """Return into how many bins a histogram over so many held-out rows may be cut.
+    """Return the number of histogram bins for the held-out rows of all parties, 0 for none.
 
-    Bins of scores are one for every 64 rows, an even number of 4 to 64: zero is an edge. In which
-    bin a person's error is nobody knows who knows the columns and the model, so bins of errors may
-    be finer: 8 to 64, no more than half as many as there are rows. Below 16 rows there are none.
-
-    Parameters
-    ----------
-    rows : int
-        Held-out rows of all parties whose counts are added up.
-    classes : int
-        Number of classes, 0 for a regression.
-
-    Returns
-    -------
-    int
-        0 for no histogram.
+    For classes: one bin for every 64 rows, an even number from 4 to 64, so that zero is an edge.
+    For a regression (``classes`` is 0): half as many bins as rows, from 8 to 64. Below 16 rows
+    there is no histogram.
 
     Examples
     --------
@@ -73,15 +61,15 @@ def bins_of(rows: int, classes: int) -> int:
 
 
 def calibrating(names: Iterable[str], key: bytes = b"") -> NDArray[np.bool_]:
-    """Return which held-out rows calibrate: every other one in the order of their keyed hashes.
+    """Return which held-out rows calibrate: every second one in the order of their keyed hashes.
 
     Parameters
     ----------
     names : iterable of str
         Identities of the rows.
     key : bytes, at most 64 (default: none)
-        Of the node alone. Without one anybody who knows an id knows the half, and half as many
-        rows hide a label.
+        Secret of the node. Without one anyone who knows an id knows its half, and half as many rows
+        hide a label.
     """
     hashes = [
         hashlib.blake2b(str(name).encode(), key=key, person=b"calibration").digest()
@@ -93,7 +81,7 @@ def calibrating(names: Iterable[str], key: bytes = b"") -> NDArray[np.bool_]:
 
 
 def places_of(scores: Floats, bins: int) -> NDArray[np.intp]:
-    """Return the bin of each score; the upper half is of scores that are not negative."""
+    """Return the bin of each score; scores of 0 or more are in the upper half."""
     bounded = scores / np.hypot(1.0, scores)
     places = np.floor(bounded * (bins / 2)) + bins // 2
     return np.asarray(np.clip(places, 0, bins - 1), np.intp)
@@ -106,13 +94,13 @@ def middles_of(bins: int) -> Floats:
 
 
 def error_edges(bins: int) -> Floats:
-    """Return the upper edges of the bins of errors, in units of the bound, which belong to them."""
+    """Return the upper edges of the bins of errors, in units of the bound."""
     return np.append(np.geomspace(_FINEST, _COARSEST, bins - 1), np.inf)
 
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What is counted of a model's outputs, the same at all parties.
+    """Define what is counted of a model's outputs, the same at all parties.
 
     Attributes
     ----------
@@ -133,40 +121,37 @@ class Yardstick:
 
     @property
     def plain(self) -> int:
-        """How many numbers stand before the histograms."""
+        """Number of figures before the histograms."""
         return self.classes**2 if self.classes else 1 + _SUMS * self.outputs
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the histograms.
+        """Shape of the histograms.
 
-        Rows that calibrate and rows that are reported, outputs, for classes negatives and
-        positives, bins.
+        Axes: (calibration rows, report rows), outputs, for classes (negatives, positives), bins.
         """
         signs = (2,) if self.classes else ()
         return (2, self.outputs, *signs, self.bins)
 
     @property
     def length(self) -> int:
-        """How many numbers :meth:`count` makes."""
+        """Length of the result of :meth:`count`."""
         return self.plain + int(np.prod(self.shape))
 
     @property
     def largest(self) -> float:
-        """What a single test row adds to one of the numbers of :meth:`count` at most."""
+        """Most that a single test row adds to a number of :meth:`count`."""
         return 1.0 if self.classes else LARGEST_ERROR**2
 
     def count(
         self, predictions: Floats, targets: Floats, calibrates: NDArray[np.bool_] | None = None
     ) -> Floats:
-        """Return what is added up over the parties to judge a model on test rows.
+        """Return the counts of test rows, to be summed over the parties.
 
         Parameters
         ----------
-        predictions : ndarray, shape (n, k)
-            Outputs of the model.
-        targets : ndarray, shape (n, k)
-            What they should be.
+        predictions, targets : ndarray, shape (n, k)
+            Outputs of the model, and their true values.
         calibrates : ndarray of bool, shape (n,), optional
             Which rows calibrate; not needed without bins.
 
@@ -174,8 +159,8 @@ class Yardstick:
         -------
         ndarray of float64
             Classes: the confusion matrix, row by row (true class, predicted class). Regression: the
-            number of rows, then for each output the sums of squared errors, of absolute errors, of
-            labels and of squared labels, in units of the bound. Then the histograms.
+            number of rows, then for each output the sums of squared errors, absolute errors, labels
+            and squared labels, in units of the bound. Then the histograms.
         """
         predictions = np.clip(np.nan_to_num(predictions), -1e150, 1e150)  # of a forged model
         if self.classes:
@@ -202,7 +187,7 @@ class Yardstick:
         return np.concatenate([head, found.ravel()])
 
     def split(self, total: Floats) -> tuple[Floats, Floats]:
-        """Return what stands before the histograms of a sum, and the histograms, :attr:`shape`."""
+        """Split a sum into the figures before the histograms, and the histograms."""
         head, histograms = total[: self.plain], np.rint(total[self.plain :])
         head = np.rint(head) if self.classes else np.concatenate([np.rint(head[:1]), head[1:]])
         return head, histograms.reshape(self.shape)
@@ -214,17 +199,17 @@ OUTCOMES = "outcomes"
 
 
 def outcomes_release(budget: Budget, *, classes: int, outputs: int, rows: Sequence[int]) -> Release:
-    """Return the noise of what is counted on held-out rows; ``rows`` are those of each hospital."""
+    """Return the noise of counts on held-out rows; ``rows`` are those of each hospital."""
     moved = sensitivity.confusion() if classes else sensitivity.errors(outputs)
     length = classes**2 if classes else 1 + 4 * outputs
     return plan_sum(OUTCOMES, budget, sensitivity=moved, length=length, rows=rows, least=len(rows))
 
 
 def tidy(counts: Floats, classes: int, rows: int) -> Floats:
-    """Return noisy counts of held-out rows as such a sum may be; the number of rows is public.
+    """Project noisy counts of ``rows`` held-out rows onto possible ones.
 
-    Of classes a confusion matrix of whole numbers from 0 on; of a regression the number of rows and
-    sums from 0 on but for those of the labels.
+    Classes: a confusion matrix of whole numbers, none negative. Regression: only sums of labels may
+    be negative.
     """
     if classes:
         found = np.maximum(counts, 0.0)
@@ -243,27 +228,16 @@ _ENDLESS = -1.0  # a width in messages and JSON, which have no infinity
 
 
 def sigmoid(values: Floats) -> Floats:
-    """Return 1 / (1 + exp(-v))."""
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * values)))
 
 
 def fit_sigmoid(scores: Floats, negatives: Floats, positives: Floats) -> tuple[float, float]:
-    """Return slope and offset of Platt's probabilities, 1 / (1 + exp(-(a f + b))).
+    """Return slope a and offset b of Platt's probabilities, 1 / (1 + exp(-(a f + b))).
 
-    The likelihood of labels that are smoothed by Platt's priors, (N+ + 1) / (N+ + 2) and
-    1 / (N- + 2), is maximised by Newton's method. Where a class is missing the slope is 0.
-
-    Parameters
-    ----------
-    scores : ndarray, shape (bins,)
-        Score of each bin.
-    negatives, positives : ndarray, shape (bins,)
-        How many rows it has.
-
-    References
-    ----------
-    Platt, "Probabilistic Outputs for Support Vector Machines", 1999; Lin, Lin and Weng, "A Note on
-    Platt's Probabilistic Outputs for Support Vector Machines", Machine Learning 2007.
+    Newton's method maximises the likelihood of labels smoothed by Platt's priors, (N+ + 1) / (N+ +
+    2) and 1 / (N- + 2). If a class is missing the slope is 0. See Platt, "Probabilistic Outputs for
+    Support Vector Machines", 1999; Lin, Lin and Weng, "A Note on Platt's Probabilistic Outputs",
+    2007.
     """
     n, p = float(negatives.sum()), float(positives.sum())
     rows = negatives + positives
@@ -291,21 +265,11 @@ def fit_sigmoid(scores: Floats, negatives: Floats, positives: Floats) -> tuple[f
 
 
 def conformal_place(counts: Floats, level: float) -> int:
-    """Return the bin up to whose upper edge new values lie with a probability of at least a level.
+    """Return the bin with an upper edge that new values do not exceed, with probability ``level``.
 
-    It holds the value of rank ceil((n + 1) level) of the n that are counted; where there are too
-    few, the last bin, which is open.
-
-    Parameters
-    ----------
-    counts : ndarray, shape (bins,)
-        How many values each bin holds, in ascending order.
-    level : float
-        The probability.
-
-    References
-    ----------
-    Vovk, Gammerman and Shafer, *Algorithmic Learning in a Random World*, 2005.
+    It has the value of rank ceil((n + 1) level) of the n counted ones. With too few values it is
+    the last bin, which is open (Vovk, Gammerman and Shafer, *Algorithmic Learning in a Random
+    World*, 2005).
     """
     # (n + 1) level is a whole number in exact arithmetic more often than in floats
     rank = math.ceil(round((counts.sum() + 1.0) * level, 9))
@@ -313,13 +277,10 @@ def conformal_place(counts: Floats, level: float) -> int:
 
 
 def true_scores(histogram: Floats) -> Floats:
-    """Return the histogram of the score of each row's own class.
+    """Return the histogram of the score of each row's true class.
 
-    Parameters
-    ----------
-    histogram : ndarray, shape (outputs, 2, bins)
-        Negatives and positives of each output; of two classes there is one output f, the score of
-        the first class is -f.
+    ``histogram`` has shape (outputs, 2, bins), negatives and positives of each output. Two classes
+    have one output f; the score of the first class is -f.
     """
     if len(histogram) == 1:
         return np.asarray(histogram[0, 1] + histogram[0, 0, ::-1])
@@ -328,18 +289,16 @@ def true_scores(histogram: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What turns outputs into probabilities and sets of classes, or into intervals.
+    """Convert outputs to probabilities and conformal sets, or to intervals.
 
     Attributes
     ----------
     level : float
-        Probability with which a set holds the class of a new row, or an interval its label.
-    classes : int
-        Number of classes, 0 for a regression.
+        Nominal coverage of sets or intervals.
     bins, least : int
-        Classes: those whose score is in bin ``least`` or a higher one are in a set.
+        Classes with a score in bin ``least`` or higher are in a set.
     slopes, offsets : tuple of float
-        Classes: of the probabilities, for each output.
+        Platt's parameters of each output.
     widths : tuple of float
         Regression: half the width of an interval, for each output.
     """
@@ -354,7 +313,7 @@ class Calibration:
 
     @classmethod
     def fit(cls, yard: Yardstick, histogram: Floats, level: float) -> Calibration:
-        """Fit to the histograms of the rows that calibrate."""
+        """Fit to the histograms of the calibration rows."""
         if not yard.classes:
             edges = error_edges(yard.bins) * yard.bound
             widths = [float(edges[conformal_place(counts, level)]) for counts in histogram]
@@ -369,20 +328,14 @@ class Calibration:
     # -- as numbers, for messages and models
 
     def numbers(self) -> list[float]:
-        """Return it as plain numbers."""
+        """Return all parameters as numbers."""
         head = [self.level, float(self.classes), float(self.bins), float(self.least)]
         widths = [width if math.isfinite(width) else _ENDLESS for width in self.widths]
         return [*head, *self.slopes, *self.offsets, *widths]
 
     @classmethod
     def read(cls, numbers: Sequence[float] | Floats, outputs: int) -> Calibration | None:
-        """Return what :meth:`numbers` returned; None of no numbers.
-
-        Raises
-        ------
-        CheckpointError
-            They are something else.
-        """
+        """Read the result of :meth:`numbers`; None of no numbers."""
         if not len(numbers):
             return None
         level, *whole = [float(value) for value in numbers[:4]]
@@ -403,8 +356,8 @@ class Calibration:
     def probabilities(self, outputs: Floats) -> Floats:
         """Return the probability of each class, shape (n, classes), from outputs (n, k).
 
-        Of several classes they are those of one against the rest, divided by their sum. The class
-        that is predicted has the largest; of two classes see :attr:`threshold`.
+        With several classes they are one-against-rest probabilities, divided by their sum. The
+        predicted class has the largest; for two classes see :attr:`threshold`.
         """
         found = self.one_against_rest(outputs)
         if found.shape[1] == 1:
@@ -414,10 +367,10 @@ class Calibration:
 
     @property
     def threshold(self) -> float:
-        """Of two classes: from which probability on the second one is predicted.
+        """For two classes: the probability from which the second one is predicted.
 
-        It is the probability of the output 0. It is not 1/2 where classes have other shares among
-        the rows that calibrate than they were learned with, such as with balanced classes.
+        It is the probability at output 0. It differs from 1/2 if the calibration rows have other
+        class shares than the training, such as with balanced classes.
         """
         return float(sigmoid(np.array(self.offsets[0])))
 
@@ -426,7 +379,7 @@ class Calibration:
         return sigmoid(outputs * np.array(self.slopes) + np.array(self.offsets))
 
     def sets(self, outputs: Floats) -> NDArray[np.bool_]:
-        """Return which classes may be those of a row, shape (n, classes); perhaps none."""
+        """Return the conformal set of each row, shape (n, classes); it may be empty."""
         places = places_of(outputs, self.bins)
         if places.shape[1] == 1:
             places = np.hstack([self.bins - 1 - places, places])
@@ -435,16 +388,10 @@ class Calibration:
     def columns(
         self, outputs: Floats, names: Sequence[str], unit: float = 1.0
     ) -> tuple[list[str], list[list[str]]]:
-        """Return heads and rows of the cells that a file of predictions has of these outputs.
+        """Return header and cells for a file of predictions.
 
-        Parameters
-        ----------
-        outputs : ndarray, shape (n, k)
-            Of the rows.
-        names : sequence of str
-            Of the classes.
-        unit : float (default: 1.0)
-            What a label of 1 is in a regression whose outputs are given in other units.
+        ``outputs`` has shape (n, k). ``unit`` is the unit of a regression's outputs, as a multiple
+        of the labels' unit.
         """
         if self.classes:
             heads = [*(f"probability_{name}" for name in names), "set"]
@@ -471,17 +418,16 @@ _LEAST_ROWS = 200  # held-out rows below which a calibration error is chance
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """What was counted on held-out rows, and what it says.
+    """Compute figures from the summed counts of held-out rows.
 
     Attributes
     ----------
-    yard : Yardstick
     total : ndarray
-        The sum of what the parties counted.
+        Sum of the parties' counts.
     level : float
-        Of intervals and sets.
+        Nominal coverage of intervals and sets.
     weighted : bool
-        Whether all classes were to count alike: accuracy is then no measure of use.
+        Whether the model was trained with balanced classes; accuracy then says little.
     """
 
     yard: Yardstick
@@ -495,36 +441,32 @@ class Judged:
 
     @property
     def rows(self) -> int:
-        """How many held-out rows were counted."""
+        """Number of held-out rows."""
         head = self._parts[0]
         return int(head.sum() if self.yard.classes else head[0])
 
     @cached_property
     def calibration(self) -> Calibration | None:
-        """Probabilities, sets and intervals; None without rows that calibrate."""
+        """Probabilities, sets and intervals; None without calibration rows."""
         histogram = self._parts[1]
         if not self.yard.bins or not histogram[0].any():
             return None
         return Calibration.fit(self.yard, histogram[0], self.level)
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures, in the labels' units of the parties.
+        """Return the figures, in the labels' units of the parties; undefined ones are missing.
 
-        Returns
-        -------
-        dict
-            Classes: ``test_accuracy``, ``test_most_frequent`` (that of the rows' most frequent
-            class), ``test_balanced_accuracy`` (mean recall of the classes that are there); for two
-            ``test_recall`` and ``test_precision`` of the second class; with histograms
-            ``test_auc`` (mean over the classes, ties count half) and ``test_auc_bin``, by how much
-            the bins can have changed it; of the rows that do not calibrate
-            ``test_log_loss``, ``test_brier`` and, of 200 held-out rows or more,
-            ``test_calibration_error``, the last also before calibration, ``test_set_coverage`` and
-            ``test_set_size``. Log loss and Brier score of
-            several classes end in ``_ovr``: they are means of one class against the rest.
-            Regression: ``test_rmse``, ``test_mae``, ``test_r2`` (means over outputs);
-            ``test_interval_width``, and of the rows that do not calibrate
-            ``test_interval_coverage``. What is not defined is left out.
+        Classes: ``test_accuracy``, ``test_most_frequent`` (majority-class baseline),
+        ``test_balanced_accuracy`` (mean recall). Two classes: ``test_recall`` and
+        ``test_precision`` of the second one. With histograms: ``test_auc`` (mean over the classes,
+        ties count half) and ``test_auc_bin``, its largest binning error. On rows that do not
+        calibrate: ``test_log_loss``, ``test_brier``, ``test_set_coverage``, ``test_set_size`` and,
+        from 200 held-out rows, ``test_calibration_error`` and ``test_calibration_error_before``
+        calibration. With several classes log loss and Brier score end in ``_ovr``: means of one
+        class against the rest.
+
+        Regression: ``test_rmse``, ``test_mae``, ``test_r2`` (means over outputs),
+        ``test_interval_width``, and ``test_interval_coverage`` on rows that do not calibrate.
         """
         if not self.rows:
             return {}
@@ -534,7 +476,7 @@ class Judged:
         return found
 
     def details(self) -> dict[str, Any]:
-        """Return what plots are made of, plain values: the matrix, curves, the calibration."""
+        """Return plain values for plots: confusion matrix, curves, calibration."""
         found: dict[str, Any] = {"rows": self.rows}
         if self.yard.classes:
             found["confusion"] = self.confusion.astype(int).tolist()
@@ -550,7 +492,7 @@ class Judged:
 
     @property
     def useless(self) -> str:
-        """What predicts the held-out rows as well, if that is so simple: a class, the mean."""
+        """Baseline that predicts the held-out rows as well (most frequent class or mean), or ""."""
         if not self.rows:
             return ""
         if self.yard.classes:
@@ -566,14 +508,14 @@ class Judged:
 
     @property
     def never_found(self) -> int:
-        """How many of the classes that the held-out rows have are predicted for none of these."""
+        """Number of classes in the held-out rows that are never predicted correctly."""
         if not self.yard.classes:
             return 0
         found, there = np.diagonal(self.confusion), self.confusion.sum(axis=1)
         return int(((found == 0.0) & (there > 0.0)).sum()) if (there > 0.0).sum() > 1 else 0
 
     def warnings(self) -> dict[str, Any]:
-        """Return what a result says of a model of little use: what is as good, what it misses."""
+        """Return warnings for a result: a baseline as good, classes never found."""
         found = {"no_better_than": self.useless, "never_found": self.never_found}
         return {name: value for name, value in found.items() if value}
 
@@ -581,7 +523,7 @@ class Judged:
 
     @property
     def confusion(self) -> Floats:
-        """The confusion matrix, rows are true classes."""
+        """The confusion matrix; rows are true classes."""
         return self._parts[0].reshape(self.yard.classes, -1)
 
     def _classes(self) -> dict[str, float]:
@@ -609,7 +551,7 @@ class Judged:
         return found
 
     def areas(self) -> list[tuple[float, float]]:
-        """Return (AUC, what the bins can have changed) of the outputs that have both labels."""
+        """Return (AUC, binning error at most) of the outputs with both labels."""
         found = []
         for negatives, positives in self._parts[1].sum(0):
             pairs = negatives.sum() * positives.sum()
@@ -620,7 +562,7 @@ class Judged:
         return found
 
     def before(self) -> Floats:
-        """Return what outputs of -1 to 1 say of the probability in each bin, shape (k, bins)."""
+        """Return the probability in each bin before calibration, (f + 1) / 2; shape (k, bins)."""
         plain = np.clip((middles_of(self.yard.bins) + 1.0) / 2.0, 0.0, 1.0)
         return np.tile(plain, (self.yard.outputs, 1))
 
@@ -634,8 +576,8 @@ class Judged:
     def curve(self, probabilities: Floats) -> list[list[float]]:
         """Return (mean probability, share of positives, rows) of each tenth that has rows.
 
-        ``probabilities`` are those of the bins, shape (k, bins); of the rows that do not calibrate,
-        all outputs together.
+        ``probabilities`` are those of the bins, shape (k, bins). The curve is over rows that do not
+        calibrate, all outputs together.
         """
         negatives, positives = np.moveaxis(self._parts[1][1], 1, 0)
         edges = np.linspace(0.0, 1.0, _CELLS + 1)[1:-1]
@@ -651,7 +593,6 @@ class Judged:
         return found
 
     def _curves(self) -> dict[str, float]:
-        """Return what the histograms say of classes."""
         found = {}
         if areas := self.areas():
             found["test_auc"], found["test_auc_bin"] = (
@@ -716,15 +657,10 @@ class Judged:
 
 
 def calibration_error(curve: list[list[float]]) -> float:
-    """Return the mean distance of probability and share of a curve, less what chance makes of it.
+    """Return the mean distance of probability and share of a curve, corrected for chance.
 
-    A share of n rows is off by p (1 - p) / n in the mean square, however right p is. The distance
-    is scaled by the root of the part of its square that is more than that.
-
-    Parameters
-    ----------
-    curve : list of (float, float, float)
-        Mean probability, share of positives and rows of each cell.
+    A share of n rows has variance p (1 - p) / n even if p is exact. The distance is scaled by the
+    square root of the part of its square beyond that.
     """
     mean, share, rows = np.array(curve).T
     gaps = np.abs(mean - share)

@@ -1,4 +1,4 @@
-"""What methods share that judge their models on held-out rows."""
+"""Share what methods need to evaluate models on held-out rows."""
 
 from __future__ import annotations
 
@@ -19,15 +19,7 @@ FIND_RARE = "if they are rare, --class-weight balanced (class_weight) finds more
 
 
 class Judges(Method):
-    """A method whose parties count how good its model is on rows that they hold out.
-
-    Rows of rare classes may weigh more.
-
-    Attributes
-    ----------
-    judged_ : Judged or None
-        What they counted.
-    """
+    """A method with parties that evaluate its model on held-out rows; see ``judged_``."""
 
     class_weight: Literal["balanced"] | None = option(
         None, "Balanced: rows of rare classes weigh more, n / (K n_c), as scikit-learn's."
@@ -48,12 +40,12 @@ class Judges(Method):
         self.judged_: Judged | None = None
 
     def judge_by(self, yard: Yardstick, total: NDArray[np.float64]) -> dict[str, float]:
-        """Return the metrics of held-out rows from a sum of counts; remember it."""
+        """Return the metrics from a sum of counts, and keep it."""
         self.judged_ = Judged(yard, total, self.level, self.class_weight is not None)
         return self.judged_.metrics()
 
     def start(self, *arguments: Any, **named: Any) -> Result:
-        """Run the method; warn if its model is of no use."""
+        """Run the method; warn if its model is useless."""
         found = super().start(*arguments, **named)
         judged = self.judged_
         if judged is not None and (simple := judged.useless):
@@ -66,33 +58,27 @@ class Judges(Method):
 
     @property
     def advice(self) -> str:
-        """What to do where something as simple as a constant predicts as well."""
+        """What to do if a constant predicts as well."""
         return "check the label and the columns, or use more rows"
 
     @property
     def advice_of_classes(self) -> str:
-        """What to do where rare classes are never found."""
+        """What to do if rare classes are never found."""
         if self.class_weight is None and self.may_weigh:
             return FIND_RARE
         return "they need more rows"
 
     def check_weighted(self, classes: int) -> None:
-        """Refuse weights where there are no classes.
-
-        Raises
-        ------
-        OptionError
-        """
         if self.class_weight and not classes:
             raise OptionError("class_weight is for classes", code="FK-WEIGHTS-NUMBERS")
 
     def calibration_numbers(self) -> list[float]:
-        """Return what turns outputs into probabilities and intervals, for the model."""
+        """Return the calibration, for the model."""
         found = self.judged_.calibration if self.judged_ is not None else None
         return found.numbers() if found is not None else []
 
     def result(self) -> dict[str, Any]:
-        """Return the result of the last run, with what was counted on held-out rows."""
+        """Return the result of the last run, with the evaluation."""
         found, judged = super().result(), self.judged_
         if judged is None:
             return found

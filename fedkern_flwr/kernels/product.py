@@ -1,4 +1,4 @@
-"""Kernels that are computed block by block of columns, and features of whole rows."""
+"""Kernels computed block by block of columns, and random features of whole rows."""
 
 from __future__ import annotations
 
@@ -29,35 +29,32 @@ ProductKernel = Literal["rbf", "laplacian"]
 PRODUCT_KERNELS = ("rbf", "laplacian")
 
 _CHUNK = 1 << 22  # numbers of a temporary array, 32 MB
-# Distances made at once: they stay in the processor's cache, and the product is too small for
-# threads of BLAS, which would spin on for a while and keep others from their work.
+# Distances computed at once: they stay in the processor's cache. The product is too small for BLAS
+# threads, which would keep spinning and slow down other work.
 _BLOCK = 1 << 15
 
 
 def partial_distances(x: Floats, landmarks: Floats, kernel: ProductKernel) -> Floats:
-    """Return the distances of rows to landmarks over one block of features.
+    """Return the distances of rows to landmarks over one block of features, shape (n, m).
+
+    Zeros without features. Squared distances come from a matrix product; their error is some 1e-16
+    times those of the rows to the landmarks' mean.
 
     Parameters
     ----------
     x : ndarray of float64, shape (n, d)
         Rows of the block.
     landmarks : ndarray of float64, shape (m, d)
-        The block's slice of the landmarks.
+        The block's part of the landmarks.
     kernel : {"rbf", "laplacian"}
         Squared Euclidean or absolute (city block) distances.
-
-    Returns
-    -------
-    ndarray of float64, shape (n, m)
-        Zeros for a block without features. Squared distances are computed by a matrix product:
-        their error is of the order of 1e-16 times those of the rows to the landmarks' mean.
     """
     n, m = len(x), len(landmarks)
     if not x.shape[1]:
         return np.zeros((n, m))
     out, rows = np.empty((n, m)), max(1, _BLOCK // max(1, m))
-    # -2 x.w + |x|^2 + |w|^2 as one matrix product into the result: no temporary of its size
-    # around the landmarks, since features far from zero would lose their digits in the squares
+    # -2 x.w + |x|^2 + |w|^2 as one matrix product into the result, without a temporary of its size.
+    # Centred at the landmarks: features far from zero would lose their digits in the squares.
     middle = landmarks.mean(axis=0)
     near, places = x - middle, landmarks - middle
     left = np.hstack([near, np.einsum("nd,nd->n", near, near)[:, None], np.ones((n, 1))])
@@ -78,16 +75,15 @@ def partial_distances(x: Floats, landmarks: Floats, kernel: ProductKernel) -> Fl
 
 
 def _city_block(x: Floats, landmarks: Floats, out: Floats) -> None:
-    from scipy.spatial.distance import cdist  # the Gaussian kernel does without
+    from scipy.spatial.distance import cdist  # only the Laplacian kernel needs it
 
     cdist(x, landmarks, "cityblock", out=out)
 
 
 def mean_distances(x: Floats, landmarks: Floats, kernel: ProductKernel) -> Floats:
-    """Return the mean distance of each row to the landmarks, shape (n,).
+    """Return the mean distance of each row to the landmarks, (n,).
 
-    Parameters are those of :func:`partial_distances`; of squared distances no n x m numbers are
-    computed.
+    As :func:`partial_distances`, but squared distances need no n x m numbers.
     """
     if kernel == "rbf":
         middle = landmarks.mean(axis=0)
@@ -99,25 +95,19 @@ def mean_distances(x: Floats, landmarks: Floats, kernel: ProductKernel) -> Float
 
 
 def kernel_from_distances(distances: Floats, gammas: Floats) -> Floats:
-    """Turn total distances into kernel values, in place.
+    """Convert total distances, (n, m), to kernel values, in place.
 
-    Parameters
-    ----------
-    distances : ndarray of float64, shape (n, m)
-        Overwritten.
-    gammas : ndarray of float64, shape (1,) or (m,)
-        The width of all landmarks or of each.
+    ``gammas`` is one width, (1,), or one per landmark, (m,).
     """
     np.multiply(distances, -gammas, out=distances)
     return np.exp(distances, out=distances)
 
 
 def distance_bound(ranges: Floats, kernel: ProductKernel) -> float:
-    """Return a bound of the distance of any row within ``ranges``, shape (d, 2), to any landmark.
+    """Return a bound on the distance of any row within ``ranges``, (d, 2), to any landmark.
 
-    Landmarks lie in the ball through the corners of the ranges, whose diameter is D: the squared
-    distance is at most D^2 = sum span^2, the absolute one at most sqrt(d) D, which is the sum of
-    the spans if they are equal. Features whose range is a point do not count in d.
+    Landmarks lie in the ball of diameter D through the corners of the ranges. The squared distance
+    is at most D^2 = sum span^2, the absolute one sqrt(d) D. Constant features do not count in d.
     """
     spans = ranges[:, 1] - ranges[:, 0]
     if kernel == "rbf":
@@ -130,8 +120,8 @@ def distance_bound(ranges: Floats, kernel: ProductKernel) -> float:
 def landmark_gammas(gamma: float, landmarks: int, seed: int) -> Floats:
     """Draw a width per landmark, log-uniform in [gamma / 2, 2 gamma] (eq. 4.1).
 
-    With the distance squared, as printed only its root stands there and the kernel would not be a
-    product over blocks.
+    Distances are squared here. The paper prints only their root, with which the kernel would not be
+    a product over blocks.
     """
     rng = np.random.default_rng(derive_seed(seed, "landmark gammas"))
     return np.asarray(gamma * 2.0 ** rng.uniform(-1.0, 1.0, landmarks))
@@ -148,8 +138,8 @@ def row_chunks(rows: int, columns: int) -> Iterator[slice]:
 
 
 def features_of(x: Floats, *, bandwidth: float, features: int, seed: int) -> Floats:
-    """Return the random features of rows, shape (n, 2 D), each row of length one."""
+    """Return the random features of rows, (n, 2 D), each row of length one."""
     widths = np.array([bandwidth], "<f8").tobytes()
     z = feature_map(widths, x.shape[1], features, seed, "float64", "orthogonal")(x)
     finite = np.isfinite(z[:, 0]).all(axis=1, keepdims=True)
-    return np.where(finite, z[:, 0], 0.0)  # of absurd bandwidths: it must not show
+    return np.where(finite, z[:, 0], 0.0)  # an overflow must not show

@@ -15,16 +15,12 @@ from ..seeding import derive_seed
 # -- random directions of a kernel, drawn block by block from secrets of the parties
 #
 # A direction omega spans the columns of all parties. Under the Gaussian and the Laplacian kernel
-# its components are independent, so each party may draw those of its own columns from a secret of
-# its own: together they have the same law, and nobody can solve phases omega^T x + b for the
-# columns of somebody else. The offset b is a sum of one number per party, fixed per direction.
+# its components are independent. So each party may draw those of its columns from its own secret:
+# the law is the same, and no other party can solve phases omega^T x + b for these columns. The
+# offset b is a sum of one number per party, fixed per direction.
 #
-# References
-# ----------
-# Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NIPS 2007.
-#
-# Gu, Dang, Li and Huang, "Federated Doubly Stochastic Kernel Learning for Vertically Partitioned
-# Data", KDD 2020, section 2.2.1.
+# Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NIPS 2007. Gu, Dang, Li and
+# Huang 2020 (FDSKL), section 2.2.1.
 
 Floats = NDArray[np.float64]
 Kernel = Literal["rbf", "laplacian"]
@@ -37,16 +33,16 @@ _LEAST = 256  # directions drawn at once
 def draw_directions(
     seed: bytes, owner: int, count: int, width: int, kernel: Kernel, gamma: float
 ) -> Floats:
-    """Return the components of an owner's first directions on one party's columns.
+    """Return the components of an owner's first directions on one party's columns, (count, d).
 
     Parameters
     ----------
     seed : bytes
         The party's secret.
     owner : int
-        Partition of the active party to which the directions belong.
+        Partition of the active party.
     count : int
-        Number of directions. The first of more directions are the same.
+        Number of directions; more directions begin with the same ones.
     width : int
         d, columns of the party.
     kernel : {"rbf", "laplacian"}
@@ -54,11 +50,6 @@ def draw_directions(
         scale gamma.
     gamma : float
         Width of the kernel.
-
-    Returns
-    -------
-    ndarray of float64, shape (count, d)
-        Memory: twice as many at most are kept for the next call.
     """
     standard = _draw(seed, owner, _capacity(count), width, kernel, gamma)[:count]
     return np.asarray(standard * (gamma if kernel == "laplacian" else np.sqrt(2.0 * gamma)))
@@ -67,28 +58,14 @@ def draw_directions(
 def draw_offsets(seed: bytes, owner: int, count: int, kernel: Kernel, gamma: float) -> Floats:
     """Return one party's part of the offsets b of an owner's first directions, in [0, 2 pi).
 
-    Parameters
-    ----------
-    seed : bytes
-        The party's secret.
-    owner, count, kernel, gamma
-        See :func:`draw_directions`; with another kernel or width the offsets are others too, or
-        they would cancel between two runs.
-
-    Returns
-    -------
-    ndarray of float64, shape (count,)
+    Parameters are those of :func:`draw_directions`. Another kernel or width gives other offsets,
+    else they would cancel between two runs.
     """
     return _offsets(seed, owner, _capacity(count), kernel, gamma)[:count]
 
 
 def check_frequency_seed(seed: bytes) -> None:
-    """Refuse a seed that is too short to be secret.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise OptionError for a seed that is too short to be secret."""
     if len(seed) != SEED_BYTES:
         raise OptionError(
             f"the frequency seed has {len(seed)} bytes instead of {SEED_BYTES}",
@@ -145,28 +122,25 @@ def gaussian_frequencies(
     precision: Precision,
     draw: FrequencyDraw = "independent",
 ) -> Real:
-    """Draw the frequencies of every kernel, read-only.
+    """Draw the frequencies of every kernel, (d, N * D), read-only.
+
+    Memory: about d * N * D * 16 bytes while drawing.
 
     Parameters
     ----------
     bandwidths : bytes
-        The N bandwidths s_i as little-endian float64 (hashable, as they travel).
+        The N bandwidths s_i as little-endian float64 (hashable, as sent).
     dimension : int
-        Number d of features of x.
+        d, features of x.
     features : int
-        Number D of frequencies per kernel.
+        D, frequencies per kernel.
     seed : int
-        Shared seed of the draw.
+        Shared seed.
     precision : {"float32", "float64"}
-        Both precisions round the same draw.
+        Both round the same random numbers.
     draw : {"independent", "orthogonal"} (default: "independent")
-        ``orthogonal``: blocks of d frequencies of a kernel stand at right angles. Each is still
-        Normal(0, I / s_i^2), and the estimate of the kernel has a smaller variance.
-
-    Returns
-    -------
-    ndarray, shape (d, N * D)
-        Memory: about d * N * D * 16 bytes while drawing.
+        ``orthogonal``: blocks of d frequencies of a kernel are orthogonal. Each is still Normal(0,
+        I / s_i^2), and the kernel estimate has a smaller variance.
 
     References
     ----------
@@ -186,7 +160,7 @@ def gaussian_frequencies(
 def _orthogonal_normals(
     kernels: int, dimension: int, features: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Standard normal columns, (d, N * D), orthogonal within blocks of d columns of a kernel."""
+    """Return standard normal columns, (d, N * D), orthogonal in blocks of d of a kernel."""
     width = min(dimension, features)
     blocks = -(-features // width)
     q, r = np.linalg.qr(rng.standard_normal((kernels * blocks, dimension, width)))
@@ -203,8 +177,7 @@ class FeatureMap:
     Parameters
     ----------
     bandwidths, dimension, features, seed, precision, draw
-        As in :func:`gaussian_frequencies`. NumPy's float32 sine is about ten times faster than
-        that of float64.
+        As in :func:`gaussian_frequencies`. float32 sines are about ten times faster.
     """
 
     def __init__(
@@ -224,9 +197,8 @@ class FeatureMap:
         self._scale = self.dtype.type(1.0 / np.sqrt(features))
 
     def __call__(self, x: Real) -> Real:
-        """Return z, shape (n, N, 2D), for rows x, shape (n, d); memory n * N * 2D numbers."""
         x = x.astype(self.dtype, copy=False)
-        # Row by row for a few rows: BLAS would wake its threads, and waits when cores are busy.
+        # Row by row for a few rows: BLAS would start threads, and wait when cores are busy.
         rows = x[:, None] if 1 < len(x) <= _FEW_ROWS else x
         phase = rows @ self._frequencies
         phase = phase.reshape(len(x), self.kernels, self.features)
@@ -237,7 +209,7 @@ class FeatureMap:
         return z
 
 
-#: The map of these arguments, made once in a process.
+#: The map of these arguments, cached per process.
 feature_map = lru_cache(maxsize=8)(FeatureMap)
 
 
@@ -245,23 +217,10 @@ feature_map = lru_cache(maxsize=8)(FeatureMap)
 
 
 def bandwidth_dictionary(kernels: int) -> Floats:
-    """Return ``kernels`` bandwidths spread evenly in the logarithm over [1e-2, 1e2].
+    """Return ``kernels`` bandwidths, (N,), evenly spaced in the logarithm over [1e-2, 1e2].
 
-    For 51 kernels these are the paper's s_i = 10^((2i - 52) / 25), i = 1..51.
-
-    Parameters
-    ----------
-    kernels : int
-        Number N of kernels, at least 1; a single kernel has bandwidth 1.
-
-    Returns
-    -------
-    ndarray of float64, shape (N,)
-
-    References
-    ----------
-    Ghari and Shen, "Personalized Online Federated Learning with Multiple Kernels",
-    NeurIPS 2022, section 4.
+    For 51 kernels these are s_i = 10^((2i - 52) / 25), i = 1..51, of Ghari and Shen (NeurIPS 2022),
+    section 4. A single kernel has bandwidth 1.
     """
     if kernels < 1:
         raise OptionError(f"kernels is {kernels}", remedy="use at least 1", code="FK-OPTION-RANGE")

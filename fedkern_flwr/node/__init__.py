@@ -1,1 +1,1 @@
-"""What runs at a node, whatever its method: messages, sums, guard, ledger, state."""
+"""Code of a node for all methods: messages, sums, guard, ledger, state."""

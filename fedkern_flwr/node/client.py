@@ -1,9 +1,9 @@
-"""The base class of all clients: from a message to the handler that answers it, and back.
+"""Define the base class of all clients, which answers messages.
 
-A message passes four stations. The *state* of its run is loaded, from Flower's context or from the
-node's own disk. The *guard* (:mod:`.guarded`) says whether the run may be answered. The *sections*
-of secure sums are read, see :mod:`.sums`. Then the *handler* that is marked with its class answers.
-What the message was about is entered in the node's ledger before the reply leaves.
+For each message the client loads the run's *state*, from Flower's context or the node's disk. The
+*guard* (:mod:`.guarded`) decides whether to answer. *Sections* of secure sums are read
+(:mod:`.sums`). The *handler* marked with the message's class answers. The release is entered in the
+node's ledger before the reply is sent.
 """
 
 from __future__ import annotations
@@ -82,14 +82,12 @@ Answer = TypeVar("Answer", bound=Callable[..., Any])
 
 
 def answers(what: str | type[PhaseMessage], *, last: bool = False) -> Callable[[Answer], Answer]:
-    """Mark a client's method that answers for this client alone.
+    """Mark a client's method that answers a request for this client alone, without a sum.
 
-    Of a name it is called with the arguments of the :class:`~fedkern_flwr.steps.Ask` and returns
-    what is to be sent, key -> value; of a class of requests with the request, and returns the
-    reply, whose round is filled in. What it returns the server sees: it is no sum.
-
-    The ``last`` request of a run ends it: all but what the handler leaves in ``kept`` is erased
-    then. It may come again, if the reply was lost.
+    The server sees the answer. For a name the method gets the arguments of the
+    :class:`~fedkern_flwr.steps.Ask`, and returns key -> value. For a class of requests it gets the
+    request, and returns the reply; its round is filled in. The ``last`` request of a run ends it,
+    and erases everything but ``kept``.
     """
 
     def mark(method: Answer) -> Answer:
@@ -102,44 +100,39 @@ def answers(what: str | type[PhaseMessage], *, last: bool = False) -> Callable[[
 
 
 class Client(GuardedNode, NumPyClient):
-    """Base class of the clients: a request is answered by the method that is marked with its class.
+    """Answer each request by the method marked with its class; base class of all clients.
 
     Parameters
     ----------
     context : flwr.app.Context
-        The node's context; its ``node_config`` holds ``partition-id`` and ``num-partitions``.
+        The node's context; its ``node_config`` has ``partition-id`` and ``num-partitions``.
     state_dir : path, optional
-        The node's own folder for saved private state, needed to resume a run that broke off, and
-        for the ledger of what it answered in all runs (see :mod:`fedkern_flwr.guard.ledger`).
+        Private folder of the node. Needed to resume an interrupted run, and for the ledger of all
+        runs (:mod:`fedkern_flwr.guard.ledger`).
     identity_key : path, optional
         Ed25519 private key of the organisation; signs the node's key of each secure run.
     trusted_keys : path, optional
-        File of pinned identity keys (see :mod:`fedkern_flwr.secure_sum.identity`). With it, the
-        node takes part in a secure run only if every other party signed its key.
+        File of pinned identity keys (:mod:`fedkern_flwr.secure_sum.identity`). With it, the node
+        takes part in a secure run only if every other party signed its key.
     allow_single : bool (default: False)
-        Whether to contribute to a sum that one other client opens alone, without a third party.
+        Whether to contribute to a sum of two parties that the other one opens.
     policy : NodePolicy or path, optional
-        What the node's owner allows (see :class:`~fedkern_flwr.guard.NodePolicy`), or its TOML
-        file. By default the defaults of a node; in simulations rules only warn.
+        What the node's owner allows (:class:`~fedkern_flwr.guard.NodePolicy`), or its TOML file.
+        Default: that of nodes; in simulations rules only warn.
     frozen : ndarray of int64, optional
-        Which rows of the node's freeze its rows are, where they were read from frozen files: first
-        those that are learned from; -1 for one that is in no block.
+        For rows read from frozen files: each row's number in the freeze, training rows first; -1
+        for a row in no block.
 
     Attributes
     ----------
     simulated : bool
         Whether this is a node of a simulation.
     sums : ClientSums or None
-        The secure sums that the request at hand asks for; None outside secure runs.
-    partners : collection of int
-        Parties to whom messages may be sealed though they share no masks.
+        The secure sums of the current request; None outside secure runs.
     restored : bool
-        Whether the state of the round to resume from was found, for ``describe``.
+        Whether the state of the round to resume from was found.
     kept : KeptState
-        What the client remembers from one message to the next, of ``state_class``.
-    answered, opened : int
-        The last round of a secure run that broke off which this node has answered, and the last
-        whose sum it helped to open.
+        What the client remembers between messages, of ``state_class``.
     """
 
     role: str = "client"
@@ -167,7 +160,6 @@ class Client(GuardedNode, NumPyClient):
     # -- for subclasses
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return the phases that this client answers."""
         last = self.marked("ends")
         return {
             what.phase: (what, partial(self.ending if what in last else self.answering, method))
@@ -176,33 +168,33 @@ class Client(GuardedNode, NumPyClient):
         }
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        """Answer what this node has. Called in a fresh session."""
+        """Describe this node, in a new session."""
         raise ProtocolError("this client does not describe itself", code="FK-MESSAGE-PHASE")
 
     def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
-        """Return what a handler replies; subclasses check orders before and add to sums after."""
+        """Return a handler's reply; subclasses check requests before, and add to sums after."""
         return method(request)
 
     def choose_partners(self, request: Any) -> Collection[int]:
-        """Return parties to whom messages may be sealed though they share no masks; none here."""
+        """Return parties without common masks that may get sealed messages."""
         return ()
 
     # -- for handlers
 
     def pin_options(self, options: Mapping[str, Any]) -> None:
-        """Fix public options for the rest of the run, also if the message at hand fails.
+        """Fix public options for the rest of the run, even if the current message fails.
 
         Raises
         ------
         RefusedError
-            One is not that of an earlier request.
+            An option differs from an earlier request.
         """
         if self.record.pin(options):
             self._keep_record()
 
     @contextmanager
     def keeping(self, session: str) -> Iterator[None]:
-        """Load what is kept of a run, outside its rounds, and store it if nothing was raised."""
+        """Load what is kept of a run, outside its rounds; store it unless the block raises."""
         state = self.open_session(session)
         self.kept = state.opened(self.state_class)
         yield
@@ -210,12 +202,7 @@ class Client(GuardedNode, NumPyClient):
         state.store(self.context)
 
     def check_table(self, digest: str) -> None:
-        """Refuse another table than the one with which this run began.
-
-        Raises
-        ------
-        TableError
-        """
+        """Refuse a table other than the one with which this run started."""
         if not self.kept.pin("table", digest):
             raise TableError(
                 "its table is not the one with which this run began", code="FK-CHECKPOINT-PARTIES"
@@ -223,12 +210,12 @@ class Client(GuardedNode, NumPyClient):
 
     @property
     def secure_sums(self) -> ClientSums:
-        """The sums of the message at hand, for values that leave this node in no other way.
+        """The sums of the current message, for values that are sent in secure sums only.
 
         Raises
         ------
         ProtocolError
-            There are none.
+            The request has no sums.
         """
         if self.sums is None:
             raise ProtocolError(
@@ -238,11 +225,10 @@ class Client(GuardedNode, NumPyClient):
         return self.sums
 
     def marked(self, mark: str) -> dict[Any, Callable[..., Any]]:
-        """Return what is marked -> method; one that overrides a marked one need not be marked."""
+        """Return mark -> method; a method that overrides a marked one inherits its mark."""
         return {what: getattr(self, name) for name, what in _marks(type(self), mark)}
 
     def marks(self, mark: str) -> list[Any]:
-        """Return what each method is marked with, once for each method."""
         return [what for _, what in _marks(type(self), mark)]
 
     # -- Flower's NumPyClient
@@ -250,7 +236,7 @@ class Client(GuardedNode, NumPyClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
-        """Answer a phase of training."""
+        """Answer a message of Flower."""
         session = str(config.get("session", ""))
         with reported(self.context):  # the name of a session may be too long for a folder
             file = None if self.simulated else self.state_path(session, ".context")
@@ -271,7 +257,7 @@ class Client(GuardedNode, NumPyClient):
             return answer
 
     def to_client(self) -> FlowerClient:
-        """Wrap this object for Flower, which makes a new class at each call: kept per type."""
+        """Wrap this object for Flower; cached by type, as Flower makes a new class at each call."""
         wrapper = self._wrappers.get(type(self))
         if wrapper is None:
             client = super().to_client()
@@ -280,13 +266,13 @@ class Client(GuardedNode, NumPyClient):
         return wrapper(numpy_client=self)  # type: ignore[call-arg]
 
     def forget(self, state: SessionState) -> bytes:
-        """Erase what a finished run leaves on this node; return what is kept of its state."""
+        """Erase a finished run's data at this node; return what is kept of its state."""
         return state.payload
 
     def keep_fixed(self, session: str) -> None:
-        """Keep what a message that failed has fixed or pinned: the next may not ask otherwise.
+        """Save what a failed message has fixed or pinned, so that the next one cannot change it.
 
-        Whether a message fails may depend on values, so it has told something of them.
+        Whether a message fails may depend on values, so a failure may reveal something about them.
         """
         state = load_state(self.context)
         if state is not None:
@@ -303,7 +289,7 @@ class Client(GuardedNode, NumPyClient):
                 known.store(self.context)
 
     def question(self) -> str:
-        """Return the name of what is asked, and of what was settled by messages before."""
+        """Return the name of the request, and of what earlier messages have settled."""
         session = self._request.session
         settled = self.kept.settled(session) if isinstance(self.kept, KeptState) else b""
         return asked(self.message_name(), settled)
@@ -311,7 +297,7 @@ class Client(GuardedNode, NumPyClient):
     # -- requests
 
     def _answer(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
-        """Answer a request; Flower shows the server the text of whatever is raised here."""
+        """Answer a request; hide the text of foreign exceptions from the server."""
         session = str(config.get("session", ""))
         try:
             try:
@@ -320,7 +306,7 @@ class Client(GuardedNode, NumPyClient):
                 raise unwritable(error, self.name) from None
         except FedKernError as error:
             if error.problem.startswith(REFUSED) or not isinstance(error, RefusedError):
-                error.name(self.name)  # limits that all nodes reach alike are told once
+                error.name(self.name)  # without a name, equal errors of all nodes are one
             self.keep_fixed(session)
             if isinstance(error, RefusedError) or self._may_tell(error):
                 self._count_refusal(session, error)
@@ -330,17 +316,17 @@ class Client(GuardedNode, NumPyClient):
             if self.simulated:  # its engine shows all of it
                 raise
             self.keep_fixed(session)
-            if self.record.secure:  # what fails by values is a question without an end
+            if self.record.secure:  # repeated failures would reveal values
                 failed = refusal("an error of its own code", code="FK-CLIENT-RAISED")
                 self._count_refusal(session, failed)
             concealed = conceal(error)
         raise concealed
 
     def _may_tell(self, error: FedKernError) -> bool:
-        """Tell whether an error may follow from values of rows: if so it counts as a refusal.
+        """Return whether an error may depend on values of rows; then it counts as a refusal.
 
-        What a handler raises may, whatever its class: a server that forges requests until one fails
-        reads values. Messages out of turn, and sums that cannot be opened, are not counted.
+        A server that forges requests until one fails could read values. Messages out of order, and
+        sums that cannot be opened, do not count.
         """
         return self._looked and not error.free and self.record.secure and not self.simulated
 
@@ -391,9 +377,9 @@ class Client(GuardedNode, NumPyClient):
         return reply
 
     def ending(self, method: Callable[..., Any], request: Any) -> PhaseMessage:
-        """Call the handler of a run's last request, and erase what is left of the run.
+        """Call the handler of a run's last request, and erase the run.
 
-        It may be asked again, but nothing else in its place.
+        The request may be repeated, but not replaced.
         """
         self.pin_options({f"{request.phase}.last request": self.message_name()})
         with self.keeping(request.session):
@@ -422,8 +408,8 @@ class Client(GuardedNode, NumPyClient):
     def _open_session(self, request: DescribeRequest) -> None:
         """Start with an empty state, or with the one saved for the round to resume from.
 
-        Rounds after that one which this node answered in a secure run are not done again: with
-        the same values but other survivors, the difference of two sums would show a single client.
+        Later rounds that this node answered in a secure run are not repeated: with the same values
+        but other survivors, the difference of two sums would show a single client.
         """
         if not request.session.isalnum():  # it names folders
             raise ProtocolError("the name of the session is no name", code="FK-MESSAGE-FIELD")
@@ -458,13 +444,9 @@ class Client(GuardedNode, NumPyClient):
         state.store(self.context)
 
     def _know_session(self, nonces: str) -> None:
-        """Draw a nonce for a new run; refuse a run that is known to who does not know its nonce.
+        """Create a nonce for a new run; refuse a known run if the request lacks its nonce.
 
-        A second run under the name of the first would have its record and its noise.
-
-        Raises
-        ------
-        RefusedError
+        A second run under the same name would share its record and its noise.
         """
         record = self.record
         if not record.nonce:
@@ -481,12 +463,12 @@ class Client(GuardedNode, NumPyClient):
     # -- rounds: each is done once, and its state is kept
 
     def open_session(self, session: str) -> SessionState:
-        """Return the node's state in a session that ``describe`` has opened.
+        """Return the state of the session that ``describe`` has opened.
 
         Raises
         ------
         ProtocolError
-            Another session is open.
+            It is another session.
         """
         state = SessionState.load(self.context)
         if not session or state.session != session:
@@ -498,12 +480,12 @@ class Client(GuardedNode, NumPyClient):
         return state
 
     def open_round(self, session: str, number: int, checkpoint_every: int) -> SessionState:
-        """Return the state with which to work on a round.
+        """Return the state for a round.
 
         Raises
         ------
         ProtocolError
-            Another session is open, or the round has been done already (a late duplicate).
+            Another session is open, or the round was done before (a late duplicate).
         """
         state = self.open_session(session)
         if number <= state.round:
@@ -511,7 +493,7 @@ class Client(GuardedNode, NumPyClient):
                 f"round {number} has been done already (last round {state.round})",
                 code="FK-MESSAGE-ORDER",
             )
-        if checkpoint_every:  # checkpoints whose rounds never reached this node find it unchanged
+        if checkpoint_every:  # save states of checkpoint rounds that this node missed
             last = number - 1 - (number - 1) % checkpoint_every
             missed = range(last, state.round, -checkpoint_every)[:_KEPT_STATES]
             for due in reversed(missed):
@@ -521,10 +503,10 @@ class Client(GuardedNode, NumPyClient):
     def close_round(
         self, state: SessionState, number: int, kept: Any, checkpoint_every: int
     ) -> None:
-        """Keep the state after a round; the last thing a handler does before it answers.
+        """Save the state after a round, as the last step before the answer.
 
-        In a secure run the number is noted on disk as well: a run that is resumed must not repeat
-        a sum of the same values, see :meth:`_open_session`.
+        In a secure run the number is also written to disk: a resumed run must not repeat a sum of
+        the same values, see :meth:`_open_session`.
         """
         state.round, state.kept = number, kept
         if self.sums is not None and checkpoint_every:
@@ -534,18 +516,16 @@ class Client(GuardedNode, NumPyClient):
         state.store(self.context)
 
     def note_answered(self, session: str, number: int, *, opened: bool = False) -> None:
-        """Note on disk, before the reply leaves, that a secure round was answered, or opened."""
+        """Write to disk, before the reply is sent, that a secure round was answered or opened."""
         path = self.state_path(session, ".opened" if opened else ".answered")
         if path is not None:
             write_atomically(path, str(number).encode(), private=True)
 
     def noted(self, session: str, name: str) -> int:
-        """Return the round that was noted; 0 if none was."""
         path = self.state_path(session, name)
         return int(path.read_text()) if path is not None and path.is_file() else 0
 
     def state_path(self, session: str, name: str) -> Path | None:
-        """Return this node's file for a session in its folder; None without a folder."""
         if self.state_dir is None or not session.isalnum():
             return None
         folder = run_folder(self.state_dir, session, self.partition)
@@ -568,7 +548,6 @@ class Client(GuardedNode, NumPyClient):
     # -- secure sums
 
     def _announce(self, request: DescribeRequest, reply: DescribeReply) -> DescribeReply:
-        """Add who the node is, and its key of the run, to its description."""
         record = self.record
         record.binary = reply.binary
         known_as: dict[str, Any] = {
@@ -624,7 +603,7 @@ class Client(GuardedNode, NumPyClient):
         )
 
     def _open_sums(self, session: str, sections: list[Section]) -> ClientSums | None:
-        """Return the sums of a request; in a secure run always, so that nothing goes unmasked."""
+        """Return the sums of a request; in a secure run never None, so nothing is sent unmasked."""
         state = load_state(self.context)
         if state is None or state.session != session:
             if sections:
@@ -650,11 +629,10 @@ class Client(GuardedNode, NumPyClient):
         return sums
 
     def round_of(self, name: str) -> int:
-        """Return the number of the round that a sum belongs to; 0 if a run opens it once."""
+        """Return the round of a sum; 0 if a run opens it once."""
         return int(getattr(self._request, self.rounds_of.get(name, ""), 0))
 
     def _check_named(self, name: str) -> None:
-        """Refuse a sum that was opened in this run."""
         assert self.sums is not None
         order, known_as = self.sums.order(name), name.partition("#")[0]
         if order.self_masks:
@@ -663,12 +641,12 @@ class Client(GuardedNode, NumPyClient):
             self.record.note_order(known_as, place, number, digest, repeats=self.same_parties)
 
     def pair_secret(self, other: int) -> bytes:
-        """Return the secret that this party has with another in this run.
+        """Return the secret that this party shares with another in this run.
 
         Raises
         ------
         ProtocolError
-            They are in no cohort together.
+            They have no cohort in common.
         """
         secret = None if self.sums is None else self.sums.party.state.secrets.get(other)
         if secret is None:
@@ -694,7 +672,6 @@ class Client(GuardedNode, NumPyClient):
         )
 
     def _answer_sums(self, request: sum_wire.SumRequest) -> sum_wire.SumReply:
-        """Answer a request that carries sections and nothing else, or that ends the run."""
         if isinstance(request, (sum_wire.FinishRequest, sum_wire.BreakRequest)):
             self._end(request.session, over=isinstance(request, sum_wire.FinishRequest))
         else:
@@ -702,7 +679,7 @@ class Client(GuardedNode, NumPyClient):
         return sum_wire.SumReply()
 
     def _end(self, session: str, *, over: bool = True) -> None:
-        """Erase what a run leaves behind; the key of its noise only when it is over."""
+        """Erase a run's data; its noise key only when it is ``over``."""
         state = self.open_session(session)
         state.payload = self.forget(state)
         state.store(self.context)
@@ -714,7 +691,6 @@ class Client(GuardedNode, NumPyClient):
 
 @cache  # a client is made for every message
 def _marks(cls: Any, mark: str) -> tuple[tuple[str, Any], ...]:
-    """Return (name of a method, what it is marked with) of a class and its bases."""
     found = {
         name: getattr(method, mark)
         for base in reversed(cls.__mro__)

@@ -1,4 +1,4 @@
-"""Exceptions of client code: where they were raised, and what of them may leave a node."""
+"""Handle exceptions of client code: where they were raised, and what the server may see."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..errors import FULL, CheckpointError, ClientError, ColumnError, FedKernErr
 from ..failure import mark_error
 from ..wire.message import PhaseMessage
 
-# -- exceptions of client code: where they were raised, and what of them may leave a node
+# -- exceptions of client code: where they were raised, and what the server may see of them
 #
-# In a simulation whoever runs it owns the data and reads all: class, text and place. In a
-# deployment the node's own log has the class and the place; the text may quote data and is told to
-# nobody. The server sees the class.
+# In a simulation the user owns the data and sees all: class, text and place. In a deployment the
+# node's log has class and place. The text may quote data and is shown to no one. The server sees
+# the class.
 
 Reply = TypeVar("Reply", bound=PhaseMessage)
 
@@ -39,15 +39,7 @@ _ON_THE_WAY = (
 
 
 class NoReplyError(TypeError):
-    """A handler returned something else than a message.
-
-    Parameters
-    ----------
-    handler : callable
-        What was asked.
-    returned : object
-        What it returned; only its type is told.
-    """
+    """A handler returned something other than a message; only its type is reported."""
 
     def __init__(self, handler: Callable[..., Any], returned: Any) -> None:
         self.code = getattr(inspect.unwrap(handler), "__code__", None)
@@ -56,13 +48,7 @@ class NoReplyError(TypeError):
 
 
 def replied(handler: Callable[[Any], Reply], request: Any) -> Reply:
-    """Return the reply of a handler.
-
-    Raises
-    ------
-    NoReplyError
-        It returned something else, such as nothing.
-    """
+    """Return the reply of a handler; raise NoReplyError if it is no message."""
     reply = handler(request)
     if not isinstance(reply, PhaseMessage):
         raise NoReplyError(handler, reply)
@@ -70,14 +56,9 @@ def replied(handler: Callable[[Any], Reply], request: Any) -> Reply:
 
 
 def describe_raised(error: BaseException, *, text: bool) -> str:
-    """Return class, text and place of an exception of client code, as Python writes them.
+    """Return class, text (if ``text``) and place of an exception of client code.
 
-    Parameters
-    ----------
-    error : BaseException
-        With its traceback; of that, the frames before those of the code that answers are left out.
-    text : bool
-        Whether the text of the exception may be told.
+    Frames before the code of the handler are omitted.
     """
     met = list(traceback.walk_tb(error.__traceback__))
     frames = list(dropwhile(lambda one: _is_on_the_way(one[0].f_globals), met))
@@ -92,7 +73,7 @@ def describe_raised(error: BaseException, *, text: bool) -> str:
 
 
 def unwritable(error: OSError, party: str) -> Exception:
-    """Return the error of a full disk, which another attempt does not mend; or the error itself."""
+    """Return CheckpointError for a full disk, which a retry does not fix; otherwise the error."""
     if error.errno not in FULL:
         return error
     remedy = "make room there, then start again or resume"
@@ -101,7 +82,7 @@ def unwritable(error: OSError, party: str) -> Exception:
 
 
 def conceal(error: Exception) -> ClientError:
-    """Log the place of a foreign exception, return what may leave the node instead of it."""
+    """Log the place of a foreign exception; return an error that the server may see."""
     logger.error(
         "client code raised; its text is left out, it may quote data: %s",
         describe_raised(error, text=False),
@@ -114,19 +95,14 @@ def _is_on_the_way(module: dict[str, Any]) -> bool:
     return any(name == known or name.startswith(f"{known}.") for known in _ON_THE_WAY)
 
 
-# -- what goes wrong while a node is built is told to the server, as far as that may be told
+# -- errors while a node is built are sent to the server, as far as it may see them
 
 _LISTED = "that node's log lists the columns that it has"
 
 
 @contextmanager
 def reported(context: Context) -> Iterator[None]:
-    """Raise what goes wrong in the block as an error whose text the server may show.
-
-    Raises
-    ------
-    FedKernError
-    """
+    """Convert exceptions of the block to errors with a text that the server may see."""
     try:
         yield
         return

@@ -1,6 +1,7 @@
-"""What a node is, and what it checks, counts and remembers for its own protection.
+"""Apply the guard at a node: what it checks, counts and remembers for its protection.
 
-The rules are pure functions of :mod:`fedkern_flwr.guard`; here they meet the node's state.
+The rules are pure functions of :mod:`fedkern_flwr.guard`; this class applies them to the node's
+state.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 #: Codes of refusals that may depend on values of rows.
 _BY_VALUES = ("FK-CLIENT-RAISED", "FK-ORDER-UNFIT", "FK-WEIGHTS-COUNTS")
-#: Fields of requests that say nothing of what is asked: a repetition may have other ones.
+#: Fields of requests that may differ in a repetition.
 _OF_AN_ATTEMPT = ("session", "round", "attempt", "checkpoint_every", "save_as")
 _LONGEST = 1000  # characters of a run's settings in the ledger
 
@@ -52,20 +53,20 @@ Positions = NDArray[np.integer[Any]]
 
 
 class GuardedNode:
-    """What a node is, allows and remembers: the guard of each client, which is its base.
+    """Hold a node's policy, ledger and record; base of each client.
 
-    :class:`~fedkern_flwr.node.client.Client` says what its arguments are.
+    :class:`~fedkern_flwr.node.client.Client` documents the arguments.
     """
 
     #: Least number of parties of a sum that suffices, by what the method shows of each of them.
     enough_parties: ClassVar[int] = 3
-    #: Whether the rows of a node are records that must hide among each other. Where a node may hold
-    #: a single one it needs no others of its own, and sets of fewer rows than the policy asks for
-    #: are not compared.
+    #: Whether the rows of a node are records that must hide among each other. A node that may have
+    #: a single one needs no others, and sets of fewer rows than the policy requires are not
+    #: compared.
     records: ClassVar[bool] = True
     #: What is done, unless the policy says otherwise, where more numbers than unknowns are opened.
     usual_counting: ClassVar[counting.Mode] = "refuse"
-    #: Unknowns of a row beside its columns.
+    #: Unknowns of a row in addition to its columns.
     labels_of_row: int = 1
     #: Whether the server chooses the rows of all parties, so that only its own count as hidden.
     rows_chosen: bool = False
@@ -121,7 +122,7 @@ class GuardedNode:
         self.forget_notes()
 
     def forget_notes(self) -> None:
-        """Begin with a message: nothing is noted of the rows that it is about."""
+        """Forget notes about rows when a new message arrives."""
         #: Name of a sum of the request -> first and last of its rows, where it is not of the table;
         #: and where some numbers are about the last of these alone: from which one on, how many.
         self.windows: dict[str, tuple[int, int, tuple[int, int] | None]] = {}
@@ -140,12 +141,12 @@ class GuardedNode:
     # -- a run is opened
 
     def enter_run(self, request: DescribeRequest, rows: OwnRows) -> None:
-        """Note that a run was opened; warn of what it cannot be compared with, and near limits.
+        """Enter that a run was opened; warn near limits, and of runs that cannot be compared.
 
         Raises
         ------
         RefusedError
-            There is a limit on budgets, and no ledger of what was spent.
+            ``max_epsilon`` is set, and there is no ledger of earlier spending.
         """
         limit = self.policy.max_epsilon
         if not self.ledger.counts:
@@ -188,7 +189,7 @@ class GuardedNode:
             )
 
     def open_budget(self, request: DescribeRequest) -> Budget | None:
-        """Return what the run may cost in privacy; it is fixed when the run is opened.
+        """Return the run's privacy budget, which is fixed when the run is opened.
 
         Raises
         ------
@@ -211,30 +212,16 @@ class GuardedNode:
 
     @property
     def budget(self) -> Budget | None:
-        """What the run may cost in privacy; None of a run without noise."""
+        """The run's privacy budget; None for a run without noise."""
         return Budget.read(self.record.privacy)
 
     def own_rows(self) -> OwnRows:
-        """Return the rows of this node's table, for its ledger; none here."""
         return OwnRows()
 
     def check_declared(self, name: str, own: float | None, default: float, asked: float) -> None:
-        """Refuse a public option of the run that is not the one with which this node was started.
+        """Refuse a public option that differs from the one with which this node was started.
 
-        Parameters
-        ----------
-        name : str
-            The option.
-        own : float or None
-            As this node was started; None for the default, or in simulations for the run's.
-        default : float
-            Of the strategy.
-        asked : float
-            As the run has it.
-
-        Raises
-        ------
-        RefusedError
+        ``own`` is None for ``default``, but in simulations for the run's value ``asked``.
         """
         if own is None and self.simulated:
             return
@@ -244,10 +231,9 @@ class GuardedNode:
             )
 
     def unfit(self, error: FedKernError) -> FedKernError:
-        """Return what is said of own values that do not fit what the run declares.
+        """Return the error for values of this node that do not fit the run, and log the details.
 
-        In simulations all that the user must know; else nothing but that, and what a request may
-        provoke is counted. The log of the node has the rest.
+        The details may depend on values, so outside simulations they are not sent.
         """
         logger.error("%s", error)
         if self.simulated:
@@ -255,26 +241,26 @@ class GuardedNode:
         return refusal("its values do not fit the run, its log says more", code="FK-ORDER-UNFIT")
 
     def is_counted(self, order: sum_wire.Order) -> bool:
-        """Tell whether a sum is counted as a release about all rows of this node's table."""
+        """Return whether a sum counts as a release about all rows of this node's table."""
         return counting.is_counted(order.name, order.receiver)
 
     def beside(self, name: str) -> Mapping[int, float]:
-        """Return who has further columns of all own rows in a sum -> unknowns of a row in these."""
+        """Return party -> unknowns of a row in its further columns of this node's rows."""
         return {}
 
     def weight(self, order: sum_wire.Order, rows: int) -> float:
-        """Return the weight of a number in a sum over so many rows: less than 1 of counts."""
+        """Return the weight of a number in a sum over ``rows`` rows: less than 1 for counts."""
         return 1.0
 
     # -- what a message is about is entered before the answer leaves
 
     def enter_sums(self, session: str) -> None:
-        """Enter what the message at hand was about: in the record of the run, and in the ledger.
+        """Enter the releases of the current message in the run's record and the ledger.
 
         Raises
         ------
         RefusedError
-            More would be released than the run's budget, or the rules of the node's owner, allow.
+            They exceed the run's budget, or break a rule of the owner.
         """
         sums, taken, rows = self.sums, self._streamed, None
         if sums is not None and sums.charges:
@@ -295,9 +281,9 @@ class GuardedNode:
                 self.warn(problem)
 
     def _count(self, sums: ClientSums) -> None:
-        """Refuse or warn where the sums of this run alone have more numbers than unknowns.
+        """Refuse or warn if the sums of this run alone have more numbers than unknowns.
 
-        A ledger counts those over whole tables, over all runs.
+        Sums over whole tables are counted by the ledger, if there is one, over all runs.
         """
         refuses, record = self.count_mode == "refuse", self.record
         if self.simulated and not refuses:  # there the server warns
@@ -336,7 +322,6 @@ class GuardedNode:
             record.windows = hashlib.sha256(record.windows.encode() + added).hexdigest()
 
     def _openings(self, sums: ClientSums) -> Iterator[Opening]:
-        """Yield what is to be entered: rows that were noted, sums contributed to, sums opened."""
         party, noted, record, share = sums.party, dict(self._noted), self.record, self._share
         exact, row = self.budget is None, counting.unknowns_of_row(record.columns, record.binary)
         for order in sums.contributed:
@@ -367,7 +352,7 @@ class GuardedNode:
             unknowns, others, kept = hidden
             if own := rows_of[party.partition]:  # rows that bear numbers may be known
                 width = -(-width * (own + others) // (own + kept))
-            if rows is not None:  # who is asked for few rows cannot count on all of the others
+            if rows is not None:  # with a part of the rows, only that part of the others hides them
                 others = others * len(rows) // max(own, 1)
             parts = self._parts.get(name, [])
             numbers = order.length * self.weight(order, sum(rows_of.values()))
@@ -396,31 +381,20 @@ class GuardedNode:
             yield Opening("windows", share=share, unknowns=row, values=record.windows.encode())
 
     def warn(self, problem: str) -> None:
-        """Warn, once in a run, that rows can be computed."""
         if problem and not self.record.warned:
             logger.warning("the rows behind a sum can be computed: %s", problem)
             self.record.warned = True
 
     @property
     def count_mode(self) -> counting.Mode:
-        """What is done where more numbers are released than there are unknowns."""
         policy = self.policy
         return "off" if policy.allow_small_sums else policy.counting or self.usual_counting
 
     def note_rows(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
-        """Note of which rows a sum is, where the server chooses them; else it is of all.
+        """Note the rows of a sum if the server chooses them. Default: all training rows.
 
-        What nobody notes is a sum of all rows that this node learns from.
-
-        Parameters
-        ----------
-        purpose : str
-            Name of the sum, without what follows a # or a second slash; or of anything else that
-            is made of these rows.
-        rows : ndarray of int
-            Places of the rows in :meth:`own_rows`.
-        each : bool
-            Whether it is made row by row, so that it is of a single row anyway.
+        ``purpose`` is the name of the sum (up to a # or a second slash); ``rows`` are places in
+        :meth:`own_rows`. With ``each`` it is made row by row.
         """
         purpose = _purpose(purpose)
         if purpose in self._noted:
@@ -428,11 +402,11 @@ class GuardedNode:
         self._noted[purpose] = (rows, each)
 
     def note_parts(self, purpose: str, parts: list[Positions]) -> None:
-        """Note that a sum is several, each of a part of the rows, one after the other."""
+        """Note that a sum is several sums, each over a part of the rows."""
         self._parts[purpose] = parts
 
     def note_stream(self, taken: Streamed) -> None:
-        """Note of which rows of a stream, instead of the table's, what is to be answered is."""
+        """Note that the answer is about these rows of a stream instead of the table."""
         self._streamed = taken
         self.note_rows("update", NO_ROWS, each=True)
 
@@ -449,34 +423,17 @@ class GuardedNode:
         once: bool = True,
         trained: bool = True,
     ) -> NDArray[np.float64]:
-        """Return the figures about held-out rows that may leave this node: these, or zeros.
+        """Return figures about held-out rows that may be sent: these, or zeros.
 
-        Parameters
-        ----------
-        purpose : str
-            What the method calls the evaluation.
-        rows : ndarray
-            The held-out rows.
-        values : ndarray
-            The figures.
-        total : str
-            Name of the sum that they go into, if any.
-        alone : bool
-            Whether a single party may tell figures of its own rows.
-        users : bool
-            Whether they are about the rows that are learned from, such as users.
-        judged : bytes
-            Digest of what they are judged by, where the request does not hold it.
-        once : bool
-            Whether a run judges one model only, and not one in each round.
-        trained : bool
-            Whether this node has helped to make the model, in this run.
+        They go into the sum ``total``, if any. With ``alone`` a single party may report figures of
+        its rows, with ``users`` these are training rows. ``judged`` is a digest of the model, if
+        the request does not have it. ``once`` is whether a run evaluates a single model, rather
+        than one in each round; ``trained`` whether this node has helped to train it.
 
         Raises
         ------
         RefusedError
-            Figures of these rows were told too often, or of another model in this run, or the model
-            is not the one of this run.
+            These rows were evaluated too often, or the model is not the one of this run.
         """
         if not trained:
             raise refusal(
@@ -500,44 +457,39 @@ class GuardedNode:
         return np.array(told).reshape(values.shape)
 
     def message_name(self, *less: str) -> str:
-        """Return the name of what the message at hand asks, whichever attempt it is.
-
-        The fields that are given count for nothing either.
-        """
+        """Return a digest of the request, equal for all attempts; fields ``less`` do not count."""
         scalars = self._request.scalars().items()
         asks = {name: value for name, value in scalars if name not in (*_OF_AN_ATTEMPT, *less)}
         return content_digest(asks, self._request.arrays())
 
     def told_of(self, rows: NDArray[Any], total: str, *, users: bool = False) -> list[int]:
-        """Return how many rows each party has behind figures: of a sum as all have declared."""
+        """Return how many rows each party has in figures, as declared."""
         if not total or self.sums is None:
             return [len(rows)]
         counts = self.sums.party.state.counts
         return [counts[member][0 if users else 1] for member in self.sums.cohort(total).members]
 
     def _load_record(self, session: str) -> RunRecord:
-        """Return the record of a run: of the node's ledger, which outlives its contexts, if any."""
         self._record_kept = kept = self.ledger.record(session)
         if kept is None:
             return RunRecord.load(self.context, session)
         return RunRecord.read(kept) if kept else RunRecord(session)
 
     def _keep_record(self) -> None:
-        """Keep the record of a run, before the answer that it is about leaves the node."""
         self.record.store(self.context)
         if self.ledger.counts and (text := self.record.write()) != self._record_kept:
             self.ledger.keep_record(self.record.session, text)  # else the disk has it
 
     def _count_refusal(self, session: str, error: FedKernError) -> None:
-        """Note that a request was refused; at the third nothing of the run is left here to open.
+        """Enter a refusal; the third one ends the run here.
 
-        A failure that may depend on values tells something of them: it ends the run at once, and
-        counts in all runs.
+        A failure that may depend on values reveals something about them. It ends the run at once,
+        and counts over all runs.
         """
         by_values = error.code in _BY_VALUES or not isinstance(error, RefusedError)
         ends = by_values and not self.simulated
         name = type(error).__name__  # of other errors the text may be about rows
-        with suppress(FedKernError):  # the refusal is what is told
+        with suppress(FedKernError):  # the refusal is reported
             rule = error.problem.partition(": ")[2]
             self.ledger.refuse(session, rule if isinstance(error, RefusedError) else name)
             if ends:
@@ -554,12 +506,6 @@ class GuardedNode:
 
 
 def node_number(context: Context, key: str) -> int:
-    """Return a whole number of the node's configuration.
-
-    Raises
-    ------
-    OptionError
-    """
     value = context.node_config.get(key)
     if type(value) is not int:
         raise OptionError(f"the node's configuration has no whole number {key}", code="FK-NODE-KEY")
@@ -567,12 +513,10 @@ def node_number(context: Context, key: str) -> int:
 
 
 def _purpose(name: str) -> str:
-    """Return what a sum is for: its name without its parts."""
     return "/".join(name.partition("#")[0].split("/")[:2])
 
 
 def _pinned(party: Party, members: Iterable[int]) -> list[bytes] | None:
-    """Return the pinned keys of the members of a cohort; None where they are not known."""
     if party.trusted is None or party.identity is None:
         return None
     own = party.identity.public_key().public_bytes_raw()

@@ -1,4 +1,4 @@
-"""The client of methods that are written as a generator of rounds: handlers by name."""
+"""Define the client of methods written as a generator of rounds, with handlers by name."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Draw = Callable[[Path, NDArray[np.float64], NDArray[np.float64] | None], object]
 def contributes(what: Sum) -> Callable[[Answer], Answer]:
     """Mark a client's method that returns its terms of a sum: key -> number or array.
 
-    It is called with the arguments of the request, and must return the keys of its shapes. Bound,
-    sensitivity and whether the sum has rounds are those of the declaration that this client has:
-    an order with others is refused, and so are larger values.
+    The method gets the arguments of the request, and returns the keys of its shapes. Bound,
+    sensitivity and rounds are those declared at this client: other requests, and larger values, are
+    refused.
 
     Parameters
     ----------
     what : Sum
-        The sum, as it is declared at module level, see :class:`~fedkern_flwr.steps.Sum`.
+        The sum, declared at module level, see :class:`~fedkern_flwr.steps.Sum`.
 
     Raises
     ------
     ProtocolError
-        It is no declared sum.
+        ``what`` is no declared sum.
     """
     if not isinstance(what, Sum):
         raise ProtocolError(
@@ -58,7 +58,7 @@ def contributes(what: Sum) -> Callable[[Answer], Answer]:
 
 
 class MethodClient(Client):
-    """Base class of clients whose table has rows of its own, and of their handlers.
+    """Base class of clients for your own method, with a table of rows and handlers by name.
 
     Parameters
     ----------
@@ -75,31 +75,31 @@ class MethodClient(Client):
     columns : sequence of str, optional
         Names of the features; the server compares a digest of them.
     kinds, categories : mapping, optional
-        Of a client that takes tables as they are (``raw``): what columns hold that are not numbers,
-        and the names of categories; see :class:`~fedkern_flwr.tables.table.Table`.
+        For ``raw`` clients: kinds of columns other than numbers, and names of categories; see
+        :class:`~fedkern_flwr.tables.table.Table`.
     alignment_key : bytes or AlignmentTags, optional
-        What joins the rows of parties, for handlers that make pseudonyms of ``ids``.
+        Common secret of the parties, for handlers that make pseudonyms of ``ids``.
     results : path, optional
-        The node's own folder for files that handlers write, see :meth:`write_rows`.
+        Private folder for files that handlers write, see :meth:`write_rows`.
     draw : callable, optional
-        Called with (file without end, points of shape (n, 2), labels or None) to draw a scatter
-        plot, see :meth:`scatter`.
+        Plots points for :meth:`scatter`. Arguments: file without suffix, points of shape (n, 2),
+        labels or None.
     **common
         Options of :class:`~fedkern_flwr.node.client.Client`.
 
     Attributes
     ----------
     kept : KeptState
-        What the client remembers from one message to the next: put arrays into ``kept.arrays``.
+        What the client remembers between messages: put arrays into ``kept.arrays``.
     delivered : dict
-        Name -> total of a sum that belongs to this client, of the message at hand.
+        Name -> total of a sum that this client receives, in the current message.
     sizes : dict
-        Of the sum at hand: key -> how many numbers it has.
+        Key -> length, for the current sum.
 
     Raises
     ------
     TableError
-        Rows and labels do not fit, or hold infinite values; NaN unless tables are ``raw``.
+        Shapes do not fit, or values are infinite (or NaN, unless ``raw``).
     """
 
     #: Sums of a run about the same rows that share its budget of privacy.
@@ -153,22 +153,22 @@ class MethodClient(Client):
         self.alignment_key, self.sizes = alignment_key, dict[str, int]()
         self._check_handlers()
         sums = self.marked("contributes")
-        # one without is refused in a run with a budget, as it is ordered
+        # in a run with a budget, a sum without sensitivity is refused on request
         self.adds_noise = any(one.sensitivity is not None for one in sums)
 
     # -- for handlers
 
     def write_rows(self, name: str, columns: Sequence[str], values: NDArray[Any]) -> None:
-        """Write a CSV file of values per row into the node's folder for results, if it has one.
+        """Write a CSV file with values of each row, if the node has a results folder.
 
         Parameters
         ----------
         name : str
-            Name of the file, without end.
+            File name without suffix.
         columns : sequence of str
             Names of the values.
         values : ndarray, shape (n, k)
-            Of the rows that are learned from, or as many others.
+            Values of n rows, with the ids of the training rows.
         """
         if self.results is None:
             return
@@ -179,25 +179,23 @@ class MethodClient(Client):
         write_csv(self.results / f"{name}.csv", [heads, *rows], ends="\n")
 
     def write_table(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Write a CSV file, heads first, into the node's folder for results, if it has one."""
+        """Write a CSV file, header first, if the node has a results folder."""
         if self.results is not None:
             make_private_folder(self.results)
             write_csv(self.results / f"{name}.csv", rows, ends="\n")
 
     def scatter(self, name: str, points: NDArray[np.float64]) -> None:
-        """Draw a scatter plot of its own rows, shape (n, 2 or more), where it can."""
+        """Draw a scatter plot of points of shape (n, 2 or more), if the node can."""
         if self.results is not None and self.draw is not None and points.shape[1] > 1:
             make_private_folder(self.results)
             self.draw(self.results / name, points[:, :2], self.y)
 
-    # -- what the base asks for
+    # -- what the base class requires
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return the phases that this client answers."""
         return {MethodRequest.phase: (MethodRequest, self._by_name), **super().handlers()}
 
     def own_rows(self) -> OwnRows:
-        """Return the rows of the table."""
         parts = [
             tuple(a for a in pair if a is not None)
             for pair in ((self._named(self.x), self.y), (self._named(self.x_test), self.y_test))
@@ -209,7 +207,7 @@ class MethodClient(Client):
         return OwnRows(parts, ids, learned=len(self.x))
 
     def _named(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return rows whose categories do not depend on which others the table has."""
+        """Return rows with digests for categories, independent of the table's other categories."""
         found = x.copy() if self.categories else x
         for name, words in self.categories.items():
             k = self.columns.index(name)
@@ -219,7 +217,6 @@ class MethodClient(Client):
         return found
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        """Tell partition, role and the size of the table."""
         labels = [] if self.y is None or not self.labels_of_row else [self.y]
         return DescribeReply(
             rows=len(self.x),
@@ -230,7 +227,7 @@ class MethodClient(Client):
         )
 
     def saved_state(self, session: str, number: int) -> Path | None:
-        """Return the file of the last state up to a round: it is saved whenever it is asked."""
+        """Return the file of the last state up to a round; not every round saves one."""
         exact = self.state_path(session, f"-round-{number}.state")
         if exact is None:
             return None
@@ -241,23 +238,21 @@ class MethodClient(Client):
 
     @property
     def session(self) -> str:
-        """Name of the run at hand."""
         return str(self._request.session)
 
     @property
     def delivered(self) -> Mapping[str, NDArray[Any]]:
-        """Totals of sums that belong to this client, of the message at hand."""
+        """Totals of sums that this client receives, in the current message."""
         return {} if self.sums is None else self.sums.delivered
 
     # -- requests
 
     def round_of(self, name: str) -> int:
-        """Return the number of the exchange for sums that are marked as those of rounds."""
+        """Return the exchange number for sums with rounds; else 0."""
         rounds = {one.full_name for one in self.marked("contributes") if one.rounds}
         return int(self._request.round) if name in rounds else 0
 
     def _given(self, request: MethodRequest) -> tuple[dict[str, Any], dict[str, int]]:
-        """Pin the public arguments of a request; return all, and the sizes of what is summed."""
         given, sizes = unpack(request.plain, request.given, party="server")
         self.pin_options({name: given[name] for name in self.pinned if name in given})
         return given, sizes
@@ -284,7 +279,6 @@ class MethodClient(Client):
     def _contribute(
         self, request: MethodRequest, what: Sum, method: Callable[..., Any]
     ) -> MethodReply:
-        """Check the order, then add the terms to the sum."""
         sums, name = self.secure_sums, what.full_name
         given, self.sizes = self._given(request)
         sizes = self.sizes
@@ -311,7 +305,7 @@ class MethodClient(Client):
             terms = self.figures(name, held, terms, total=name, trained=trained)
         else:
             self.record.helped = True
-        # masks cancel among those who were asked the same: nobody is summed with a decoy
+        # Masks cancel among parties with the same request only: no party is summed with a decoy.
         kinds = (f"{array.dtype.str}{array.shape}" for array in request.given)
         same = asked(request.plain, *kinds, *request.given)
         question = "" if self.budget is None else same
@@ -345,7 +339,7 @@ class MethodClient(Client):
     def _table(self, values: ArrayLike, dimensions: int, rows: int = -1) -> NDArray[np.float64]:
         try:
             table = np.asarray(values, np.float64)
-        except (TypeError, ValueError):  # whose text quotes a cell
+        except (TypeError, ValueError):  # its text quotes a cell
             raise TableError(
                 "the table holds values that are not numbers",
                 party=self.name,
@@ -369,12 +363,12 @@ class MethodClient(Client):
 def flatten(
     terms: Mapping[str, ArrayLike], sizes: Mapping[str, int], name: str
 ) -> NDArray[np.float64]:
-    """Return the terms of a sum, one key after the other.
+    """Return the terms of a sum as one vector, key after key.
 
     Raises
     ------
     ProtocolError
-        Keys or sizes are not those that are summed.
+        Keys or sizes are not those of the sum.
     """
     found: object = type(terms).__name__
     if isinstance(terms, Mapping):

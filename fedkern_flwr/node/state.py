@@ -1,4 +1,4 @@
-"""What a node remembers of a run between two messages, in memory and on its own disk."""
+"""Keep what a node remembers of a run between two messages, in memory and on its disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ _SESSION, _GUARD, _SUMS = "fedkern", "fedkern-guard", "fedkern-sums"
 
 
 def _held(context: Context, name: str, read: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """Return the object that is kept under a name; None if there is none."""
     record = context.state.get(name)
     held = held_in(record)
     if held is not None or not isinstance(record, ConfigRecord):
@@ -46,23 +45,20 @@ def _held(context: Context, name: str, read: Callable[[Mapping[str, Any]], Any])
 
 
 def load_state(context: Context) -> PartyState | None:
-    """Read what the node remembers of secure sums; None outside a secure run."""
+    """Return the state of secure sums; None outside a secure run."""
     found = _held(context, _SUMS, lambda record: PartyState.unpack(record["state"]))
     return None if found is None else found.twin()
 
 
 def store_state(context: Context, state: PartyState) -> None:
-    """Keep what the node must remember; it never leaves the node."""
     context.state[_SUMS] = held_record(state, lambda: {"state": state.pack()})
 
 
 def has_state(context: Context) -> bool:
-    """Tell whether the node remembers anything of secure sums."""
     return _SUMS in context.state
 
 
 def erase_state(context: Context) -> None:
-    """Forget all that belongs to secure sums."""
     context.state.pop(_SUMS, None)
 
 
@@ -72,12 +68,9 @@ Made = tuple[NDArray[Any], ...]
 
 
 class Recent:
-    """Arrays by a key that determines them, in the memory of this process.
+    """Cache arrays by a key that determines them, in the memory of this process.
 
-    Parameters
-    ----------
-    most : int
-        Bytes that are kept; the arrays that were asked for last stay.
+    At most ``most`` bytes are kept, those used last.
     """
 
     def __init__(self, most: int) -> None:
@@ -85,7 +78,7 @@ class Recent:
         self._made: OrderedDict[bytes, Made] = OrderedDict()
 
     def get(self, key: bytes, make: Callable[[], Made]) -> Made:
-        """Return the arrays of a key, which nobody may change; make them if they are not kept."""
+        """Return the read-only arrays of a key; make them if they are not cached."""
         found = self._made.pop(key, None)
         if found is None:
             found = make()
@@ -101,7 +94,7 @@ class Recent:
 
 
 class NotKeptError(KeyError):
-    """What a request needs has not been asked for in this run, or is forgotten."""
+    """What a request needs was not requested before in this run, or is forgotten."""
 
     def __init__(self, name: str, *, code: str) -> None:
         super().__init__(name)
@@ -109,7 +102,7 @@ class NotKeptError(KeyError):
 
 
 class _Kept(dict[str, Any]):
-    """A dictionary that says so."""
+    """A dictionary that raises NotKeptError for a missing key."""
 
     def __missing__(self, name: str) -> Any:
         raise NotKeptError(name, code="FK-MESSAGE-ORDER")
@@ -117,59 +110,49 @@ class _Kept(dict[str, Any]):
 
 @dataclass(repr=False)  # its text would show the secret
 class KeptState:
-    """State of a run.
+    """What the client of a method remembers of a run; never sent.
 
-    Attributes
-    ----------
-    settings : dict
-        Scalars: what the server asked for, and how far the party is.
-    seed : bytes
-        A secret of the party.
-    arrays : dict
-        What else the method keeps.
+    ``settings`` are scalars: requests of the server, and the client's progress. ``seed`` is a
+    secret of the party. ``arrays`` are those of the method.
     """
 
-    #: Settings that tell how far the party is.
+    #: Settings that record the progress of the party.
     progress: ClassVar[tuple[str, ...]] = ("done",)
     settings: dict[str, Any] = field(default_factory=dict)
     seed: bytes = b""
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Have what is missing be told apart from a mistake of the code."""
         self.settings, self.arrays = _Kept(self.settings), _Kept(self.arrays)
         self._pins: set[str] = set()
         self._borrowed = False
 
     def borrow(self, seed: bytes) -> None:
-        """Take the secret of another run, for as long as the messages that need it do not fail."""
+        """Use the secret of another run; a message that fails does not save it."""
         self.seed, self._borrowed = seed, True
 
     def pin(self, name: str, value: Any) -> bool:
-        """Fix a setting for the rest of the run, also if the message at hand fails.
+        """Fix a setting for the rest of the run, even if the current message fails.
 
-        Returns
-        -------
-        bool
-            Whether it has this value, as from the first time on.
+        Returns whether the setting has this value: the first value stays.
         """
         self._pins.add(name)
         return bool(self.settings.setdefault(name, value) == value)
 
     def settled(self, session: str) -> bytes:
-        """Return what the server has settled of the run, but for its name."""
+        """Return the settings of the run, except progress and name."""
         known = self.settings.items()
         settings = {k: v for k, v in known if k not in self.progress and v != session}
         return json.dumps(settings, sort_keys=True).encode()
 
     def leave_pins(self, before: KeptState) -> None:
-        """Write what was pinned since, and a new secret, to the state of the message before."""
+        """Copy new pins, and a new secret, to the state of the message before."""
         before.seed = before.seed or (b"" if self._borrowed else self.seed)
         for name in self._pins:
             before.settings.setdefault(name, self.settings[name])
 
     def twin(self) -> Self:
-        """Return a copy, which can be changed without this one; its arrays are read only."""
+        """Return a copy that can be changed independently; its arrays are read-only."""
         arrays = {name: array.view() for name, array in self.arrays.items()}
         for array in arrays.values():
             array.flags.writeable = False
@@ -179,10 +162,9 @@ class KeptState:
         return type(self)(settings, self.seed, arrays)
 
     def pack(self) -> bytes:
-        """Return the state as bytes; an empty one as nothing.
+        """Return the state as bytes: a line of JSON, then the arrays; b"" for an empty state.
 
-        A line of JSON, then the bytes of the arrays: in a deployment it is packed and unpacked for
-        each message, in which an archive would take most of the time.
+        An archive would take most of the time of a message.
         """
         if not (self.settings or self.seed or self.arrays):
             return b""
@@ -194,13 +176,7 @@ class KeptState:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Rebuild a state from :meth:`pack`; an empty one from nothing.
-
-        Raises
-        ------
-        CheckpointError
-            The bytes are damaged or of another kind.
-        """
+        """Rebuild a state from :meth:`pack`; CheckpointError if it is damaged."""
         if not data:
             return cls()
         try:
@@ -223,16 +199,10 @@ class KeptState:
 
 @dataclass
 class SessionState:
-    """The private state of a node within a run; lives in ``Context.state``, never sent.
+    """The private state of a node within a run, in ``Context.state``; never sent.
 
-    Attributes
-    ----------
-    session : str
-        The run it belongs to.
-    round : int
-        Last round done.
-    kept : bytes or object
-        What the method keeps, small: packed, or an object with ``pack()`` and ``twin()``.
+    ``round`` is the last round done. ``kept`` belongs to the method: packed, or an object with
+    ``pack()`` and ``twin()``.
     """
 
     session: str = ""
@@ -241,7 +211,6 @@ class SessionState:
 
     @property
     def payload(self) -> bytes:
-        """What the method keeps, packed."""
         return self.kept if isinstance(self.kept, bytes) else bytes(self.kept.pack())
 
     @payload.setter
@@ -249,21 +218,16 @@ class SessionState:
         self.kept = packed
 
     def opened(self, kind: Any) -> Any:
-        """Return what the method keeps, of its class ``kind``, to be changed at will.
-
-        What a message that fails has changed must be gone with it, so this is a twin.
-        """
+        """Return a copy of what the method keeps, so that a message that fails changes nothing."""
         return self.kept.twin() if type(self.kept) is kind else kind.unpack(self.payload)
 
     @classmethod
     def load(cls, context: Context) -> SessionState:
-        """Read the state of a node, empty at first."""
         names = ("session", "round", "payload")
         found = _held(context, _SESSION, lambda record: cls(*(record[name] for name in names)))
         return cls() if found is None else replace(found)
 
     def store(self, context: Context) -> None:
-        """Replace the state of a node."""
         now = replace(self)
         context.state[_SESSION] = held_record(
             now, lambda: {"session": now.session, "round": now.round, "payload": now.payload}
@@ -273,56 +237,39 @@ class SessionState:
 # -- what a node remembers of the run at hand for its own protection; never sent
 
 _REFUSALS = 3
-_SHORT = 256  # bytes of a value whose digest is kept
+_SHORT = 256  # bytes of a value with a cached digest
 _SESSIONS = 32  # of one context, which are far more than an honest server opens
 
 
 @dataclass
 class RunRecord:
-    """Refusals and evaluations of a run.
+    """What a node remembers of a run for its protection.
 
     Attributes
     ----------
-    session : str
-        The run it belongs to.
     nonce : str
-        Drawn by the node when the run was opened: who resumes the run must know it.
-    begun : bool
-        Whether anything but its opening was answered.
+        Random; a request that resumes the run must know it.
     secure : bool
-        Whether it takes secure sums: when they have ended, nothing is answered in plain.
-    refusals : int
-        Orders refused so far.
+        Whether the run uses secure sums; then nothing is answered without them.
     told : dict
-        What was judged, see :func:`evaluation_key` -> the figures told; none when the run is over.
+        Evaluation (:func:`evaluation_key`) -> reported figures; erased when the run is over.
     judged : dict
-        What an evaluation is called -> the one of this run.
-    sums : dict
-        Name of a sum -> the one that was opened: [cohort, number, round, digest of its request],
-        see :meth:`note_order`.
-    ordered : dict
-        Name of a sum -> the last one that this node contributed to, in the same form.
+        Name of an evaluation -> the one of this run.
+    sums, ordered : dict
+        Name of a sum -> the opened one, and the last one contributed to: [cohort, number, round,
+        digest of its request].
     helped : bool
-        Whether this node has contributed to what a model is made of, which it may then judge.
+        Whether this node has contributed to a model, which it may then evaluate.
     pinned : dict
-        Public option of the run -> digest of the value that was stated first.
+        Public option of the run -> digest of its first value.
     group : dict
-        Rows that were summed last and what was released of them, see
-        :class:`~fedkern_flwr.guard.counting.Group`.
-    columns : int
-        Columns of a row of its table, label included.
-    binary : int
-        How many of them have two values.
+        Rows summed last and their releases, see :class:`~fedkern_flwr.guard.counting.Group`.
     beside : dict
-        Partition, as text -> unknowns of a row in the columns that it has of all rows learned from.
-    warned : bool
-        Whether it was warned of a release of too many numbers.
+        Partition, as text -> unknowns of a row in its further columns of all training rows.
     windows : str
-        Digest of what it has contributed to windows of a stream or table.
-    privacy : str
-        What the run may cost in privacy, as it was opened; empty without noise.
+        Digest of its contributions to windows of a stream or table.
     spent : dict
-        What it has released with noise, see :func:`~fedkern_flwr.guard.opened.spend`.
+        Releases with noise, see :func:`~fedkern_flwr.guard.opened.spend`.
     """
 
     session: str = ""
@@ -347,12 +294,11 @@ class RunRecord:
 
     @classmethod
     def read(cls, text: str) -> RunRecord:
-        """Read from :meth:`write`; that of an earlier release may say more."""
+        """Read from :meth:`write`; ignore unknown fields."""
         known = cls.__dataclass_fields__
         return cls(**{name: value for name, value in json.loads(text).items() if name in known})
 
     def twin(self) -> RunRecord:
-        """Return a copy, which can be changed without this one."""
         twin = copy(self)
         for name, value in vars(self).items():
             if type(value) is dict:
@@ -360,17 +306,15 @@ class RunRecord:
         return twin
 
     def write(self) -> str:
-        """Return the record as JSON."""
         return json.dumps(vars(self))
 
     @classmethod
     def load(cls, context: Context, session: str) -> RunRecord:
-        """Read the record of a run from the node's state; an empty one of a run not known there."""
+        """Return the record of a run from the node's state; an empty one for an unknown run."""
         found = cls._known(context).get(session)
         return cls(session) if found is None else found.twin()
 
     def store(self, context: Context) -> None:
-        """Keep the record in the node's state, beside those of other runs."""
         kept = {**self._known(context), self.session: self.twin()}
         context.state[_GUARD] = held_record(
             kept, lambda: {name: one.write() for name, one in kept.items()}
@@ -378,17 +322,11 @@ class RunRecord:
 
     @classmethod
     def _known(cls, context: Context) -> dict[str, RunRecord]:
-        """Return the records in a node's state: session -> record."""
         found = _held(context, _GUARD, lambda record: {n: cls.read(t) for n, t in record.items()})
         return found or {}
 
     def check_new(self, context: Context) -> None:
-        """Refuse to open a further run where the server has opened too many.
-
-        Raises
-        ------
-        RefusedError
-        """
+        """Refuse to open a run if the server has opened too many."""
         known = self._known(context)
         if self.session not in known and len(known) >= _SESSIONS:
             raise refusal(
@@ -396,15 +334,10 @@ class RunRecord:
             )
 
     def pin(self, options: Mapping[str, Any]) -> bool:
-        """Fix public options for the rest of the run; tell whether any is stated the first time.
+        """Fix public options for the rest of the run; return whether any is new.
 
-        An empty text or array states nothing.
-
-        Raises
-        ------
-        RefusedError
-            One of them has another value than before: the same rows would be summed in another
-            way, and each way adds to what the sums together say of single rows.
+        Empty texts and arrays are ignored. A changed option is refused: each further way to sum the
+        same rows reveals more about single rows.
         """
         known = len(self.pinned)
         for name, value in options.items():
@@ -426,16 +359,10 @@ class RunRecord:
         return len(self.pinned) > known
 
     def refuse(self, *, ends: bool) -> None:
-        """Count a refusal; one that ``ends`` the run counts for all that it may have."""
+        """Count a refusal; one that ``ends`` the run counts as all that it may have."""
         self.refusals += _REFUSALS if ends else 1
 
     def check(self) -> None:
-        """Refuse a run of which too many orders were refused.
-
-        Raises
-        ------
-        RefusedError
-        """
         if self.refusals >= _REFUSALS:
             raise refusal(
                 f"{_REFUSALS} orders of this run were refused, it is over here",
@@ -453,26 +380,11 @@ class RunRecord:
     def note_order(
         self, name: str, place: tuple[int, int], number: int, digest: str, *, repeats: bool
     ) -> None:
-        """Note the sum that this node is about to contribute to; refuse one that was opened.
+        """Enter the sum that this node is about to contribute to; refuse one that was opened.
 
-        Parameters
-        ----------
-        name : str
-            Name of the sum, without what follows a #.
-        place : (int, int)
-            Cohort and number of the sum.
-        number : int
-            Number of its round; 0 for a sum that a run opens once.
-        digest : str
-            What the request asks. A sum that could not be opened is ordered again with the same
-            one.
-        repeats : bool
-            Whether the same request may be opened again. Only where the node sees to it that the
-            same values are opened over the same survivors.
-
-        Raises
-        ------
-        RefusedError
+        ``number`` is that of its round (0 for a sum that a run opens once). The same request may be
+        opened again only with ``repeats``: use it only if the node ensures that the same values are
+        opened over the same survivors.
         """
         opened = self.sums.get(name)
         if opened and number <= opened[2] and not (repeats and digest == opened[3]):
@@ -480,59 +392,29 @@ class RunRecord:
         self.ordered[name] = [*place, number, digest]
 
     def open_once(self, name: str, place: tuple[int, int]) -> None:
-        """Refuse to help open another sum than the last one of its name; note it.
-
-        Raises
-        ------
-        RefusedError
-        """
+        """Refuse to help open any sum but the last one of its name; enter it."""
         ordered = self.ordered.get(name, [])
         if ordered[:2] != list(place):
             raise _again()
         self.sums[name] = ordered
 
-    # -- figures about held-out rows are reported of enough rows, of one model a run, and seldom
+    # -- figures about held-out rows: only for enough rows, for one model a run, and seldom
     #
-    # What is counted of one row is its label, and the difference of two counts over nearly the same
-    # rows is that of the rows in which they differ. A model that somebody chooses for one person
-    # shows that person's label. So a run judges one model, once, and a set of rows is judged as
-    # often as the policy allows over all runs. Asked the same again a node repeats what it
-    # reported.
+    # A count of one row reveals its label, and the difference of two counts over nearly the same
+    # rows reveals the rows in which they differ. A model chosen for one person shows that person's
+    # label. So a run evaluates one model, once, and a set of rows is evaluated as often as the
+    # policy allows over all runs. A repeated request gets the earlier report.
 
     def check_model(self, key: str) -> None:
-        """Refuse to judge a second model, or the same one by other rows or bins; note the first.
-
-        Parameters
-        ----------
-        key : str
-            Of the evaluation, see :func:`evaluation_key`.
-
-        Raises
-        ------
-        RefusedError
-        """
+        """Refuse to evaluate a second model in a run, or the same one with other rows or bins."""
         if self.judged.setdefault(key.rsplit("/", 2)[0], key) != key:
             raise refusal("a run judges one model, once", code="FK-ORDER-MODEL")
 
     def tell(self, key: str, values: list[float], most: int) -> list[float]:
-        """Enter an evaluation; return the figures to report: those of before, if it is the same.
+        """Enter an evaluation; return the figures to report: the earlier ones, if it is repeated.
 
-        What was reported in a run that is over is erased, but not that it was: it is computed anew
-        then.
-
-        Parameters
-        ----------
-        key : str
-            Of the evaluation, see :func:`evaluation_key`.
-        values : list of float
-            The figures, as computed now.
-        most : int
-            How often figures of these rows may be reported.
-
-        Raises
-        ------
-        RefusedError
-            They were reported as often.
+        When a run is over its figures are erased, but still count. RefusedError after ``most``
+        evaluations of the same rows.
         """
         if key in self.told:
             return self.told[key] or values
@@ -557,17 +439,7 @@ def _again() -> RefusedError:
 
 
 def evaluation_key(purpose: str, rows: bytes, model: Iterable[bytes]) -> str:
-    """Return the name of an evaluation in the node's record.
-
-    Parameters
-    ----------
-    purpose : str
-        What the method calls it.
-    rows : bytes
-        The held-out rows.
-    model : iterable of bytes
-        The model, and the bins.
-    """
+    """Return the name of an evaluation in the record; ``model`` is the model and the bins."""
     digest = hashlib.sha256()
     for part in model:
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -576,8 +448,8 @@ def evaluation_key(purpose: str, rows: bytes, model: Iterable[bytes]) -> str:
 
 # -- the last answer of a run: all that a node keeps of its sums, in case the reply is lost
 #
-# Who has answered the last request has erased its secrets and cannot answer anew. It may be asked
-# the same again, and sends the same bytes: the server learns nothing that it was not sent before.
+# After the last request a node has erased its secrets and cannot compute an answer again. A
+# repeated request gets the same bytes: the server learns nothing that it was not sent before.
 
 _SAID, _ARRAYS, _ASKED = "fedkern-last", "fedkern-last-arrays", "fedkern-last-asked"
 
@@ -588,7 +460,6 @@ Answer = tuple[Arrays, int, dict[str, Scalar]]
 def keep_answer(
     context: Context, asked: tuple[Arrays, Mapping[str, Scalar]], answer: Answer
 ) -> None:
-    """Keep what was answered to a request."""
     (arrays, samples, scalars), (given, config) = answer, asked
     digest = content_digest(config, given)
     context.state[_ASKED] = ConfigRecord({"digest": digest, "samples": samples})
@@ -597,7 +468,7 @@ def keep_answer(
 
 
 def kept_answer(context: Context, arrays: Arrays, config: Mapping[str, Scalar]) -> Answer | None:
-    """Return what was answered to the same request."""
+    """Return the saved answer, if this is the same request."""
     known = context.state.get(_ASKED)
     if not isinstance(known, ConfigRecord) or known["digest"] != content_digest(config, arrays):
         return None
@@ -607,54 +478,42 @@ def kept_answer(context: Context, arrays: Arrays, config: Mapping[str, Scalar]) 
 
 
 def forget_answer(context: Context) -> None:
-    """Erase it."""
     for name in (_SAID, _ARRAYS, _ASKED):
         context.state.pop(name, None)
 
 
-# -- the state of a run on the node's own disk: a node that is restarted goes on where it was
+# -- the state of a run on the node's own disk: a restarted node continues where it was
 #
 # Flower keeps a node's ``Context`` in the memory of its SuperNode, which a restart empties. So a
-# node of a deployment that has a ``state_dir`` writes its context to a file of the run before each
-# reply leaves, also a reply that is an error: what a message that failed has fixed stays fixed.
+# node of a deployment with a ``state_dir`` writes its context to a file of the run before each
+# reply is sent, even if the reply is an error: what a failed message has fixed stays fixed.
 #
 # Why no request is answered twice with other masks or other values, whenever the node is killed:
 #
-# * Before the file is written nothing has left the node. It has the state of the message before,
-#   and answers the request as if it came for the first time. What the ledger has entered
-#   meanwhile counts as it does for a run that is resumed: the same again is free, anything else
-#   is refused.
-# * After the file is written the request counts as answered, whether the reply left or not. A
-#   copy of it is refused by the number of its round, and the coordinator asks anew, with other
-#   masks. The last request of a run is the exception: its answer is kept and sent again, the same
-#   bytes.
-# * Where only the process that answers is killed, the SuperNode still has the state of the
-#   message before. It is older than the file, and the file is taken. Where the disk was full, the
-#   memory is newer, and stays.
+# * Before the file is written nothing has been sent. The node has the state of the message before,
+#   and answers the request as if it came for the first time. What the ledger has entered meanwhile
+#   counts as for a resumed run: the same again is free, anything else is refused.
+# * After the file is written the request counts as answered, whether the reply was sent or not. A
+#   copy of it is refused by the number of its round, and the coordinator sends a new request, with
+#   other masks. The last request of a run is the exception: its answer is kept and sent again, the
+#   same bytes.
+# * If only the answering process is killed, the SuperNode still has the state of the message
+#   before. It is older than the file, and the file is used. If the disk was full, the memory is
+#   newer, and is used.
 #
-# A state is taken by the same node, partition and run of Flower only, and by the same session. A
-# run that is resumed is another run of Flower: it begins with new keys. Nothing that a message says
-# decides which of two states is taken, or a server could choose the older one. Only the node's own
-# administrator can put an old file back.
+# A state is used by the same node, partition and run of Flower only, and by the same session. A
+# resumed run is another run of Flower: it starts with new keys. No content of a message decides
+# which of two states is used, or a server could choose the older one. Only the node's administrator
+# can restore an old file.
 
-_ENDS = (FinishRequest.phase, BreakRequest.phase)  # nothing is asked again after these
+_ENDS = (FinishRequest.phase, BreakRequest.phase)  # there are no requests after these
 _NUMBER = "fedkern-number"  # record of a context: how often it was written
 _HEAD = 8  # bytes of a number: a file begins with its run of Flower and that; the context follows
 
 
 @contextmanager
 def on_disk(context: Context, file: Path | None, config: Mapping[str, Scalar]) -> Iterator[None]:
-    """Answer a message of a run with the state that the disk has, and keep what it becomes.
-
-    Parameters
-    ----------
-    context : Context
-        The node's.
-    file : Path or None
-        Where the state of the run is kept; None where it is not.
-    config : mapping
-        The scalars of the message.
-    """
+    """Answer a message with the state in ``file`` (None for no file), and save the new state."""
     if file is None:
         yield
         return
@@ -678,7 +537,7 @@ def on_disk(context: Context, file: Path | None, config: Mapping[str, Scalar]) -
 
 
 def _take(context: Context, file: Path, session: str) -> None:
-    """Take the newest state of this run that the disk has, unless the memory has a newer one."""
+    """Load the newest state of this run from disk, unless the memory has a newer one."""
     packed, newest = b"", _number(context)
     for one in (file, _last(file)):  # both are there if it was killed while it ended the run
         if one.is_file():
@@ -699,7 +558,7 @@ def _take(context: Context, file: Path, session: str) -> None:
 
 
 def _keep(context: Context, file: Path, session: str, *, failed: bool, ends: bool) -> None:
-    """Write the state of the run; once it is over only its last answer, which holds no secret."""
+    """Write the state of the run; once it is over only its last answer, which has no secret."""
     if SessionState.load(context).session != session or (failed and not file.exists()):
         return  # another run, or one that was refused when it was to be opened
     context.state[_NUMBER] = ConfigRecord({"number": _number(context) + 1})
@@ -714,13 +573,12 @@ def _keep(context: Context, file: Path, session: str, *, failed: bool, ends: boo
 
 
 def forget_last(state_dir: Path | None, partition: int) -> None:
-    """Remove the last answers of earlier runs, which nobody asks for when another run begins."""
+    """Remove the last answers of earlier runs when another run starts."""
     for file in [] if state_dir is None else state_dir.glob(f"*/partition-{partition}.last"):
         _remove(file)
 
 
 def _remove(file: Path) -> None:
-    """Remove a file, what is left where writing it was cut off, and the folder if it is empty."""
     for one in (file, *file.parent.glob(f".{file.name}.*.tmp")):
         one.unlink(missing_ok=True)
     with suppress(OSError):
@@ -728,7 +586,7 @@ def _remove(file: Path) -> None:
 
 
 def _write(file: Path, context: Context) -> None:
-    """Write so that a power cut leaves the old state or the new, and its name with it."""
+    """Write a file so that a power cut leaves the old state or the new one."""
     head = b"".join(one.to_bytes(_HEAD) for one in (context.run_id, _number(context)))
     write_atomically(file, head + pack_context(context), private=True)
     folder = os.open(file.parent, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""A client's part in the secure sums of one message: reads the sections, answers them."""
+"""Handle the secure sums of one message at a client: read its sections, answer them."""
 
 from __future__ import annotations
 
@@ -31,41 +31,27 @@ _MOST_MISSED = 20_000
 
 
 class ClientSums:
-    """The sums that a request asks for, and the sections of the reply.
+    """The sums of a request, and the sections of the reply.
 
-    A handler contributes to what was ordered, by name, and finds what was delivered. All else is
-    done here.
-
-    Parameters
-    ----------
-    party : Party
-    rules : Rules
-        What the node's owner allows, and what the method states of its parties.
+    A handler contributes by name to requested sums, and reads delivered totals; the rest is done
+    here.
 
     Attributes
     ----------
-    specs : dict
-        Name -> what a sum of this message was checked to be.
-    orders : dict
-        Name -> order of a sum to which this client must contribute.
+    specs, orders : dict
+        Name -> checked specification of a sum, and the request that awaits this client's vector.
     delivered : dict
-        Name -> total of a sum that belongs to this client, shape (length,).
-    opened : dict
-        Name -> (cohort, number) of a sum that this request unmasks.
-    survivors : dict
-        Name -> parties that are declared to be in a sum that this request unmasks.
-    contributed : list
-        Orders of the sums in which there is something of this node now.
+        Name -> total of a sum that this client receives, shape (length,).
+    opened, survivors : dict
+        Name -> (cohort, number) of a sum that this request unmasks, and its declared survivors.
     values : dict
-        Name of a sum -> digest of what was asked, and of what this node has contributed.
+        Name -> digest of the request and this node's values.
     functions : dict
-        Name of a sum -> which function of a row it is of, see :class:`~..guard.opened.Opening`.
+        Name -> summed function of a row, see :class:`~..guard.opened.Opening`.
     charges : list of Charge
-        What was released with noise, for the node's ledger.
-    replies : list
-        Sections of the reply.
+        Releases with noise, for the ledger.
     ends : bool
-        Whether the run is over once the request is answered.
+        Whether the run is over after this request.
     """
 
     def __init__(self, party: Party, rules: Rules) -> None:
@@ -85,11 +71,11 @@ class ClientSums:
         self.ends = False
         #: Called with the name of a sum that has been checked.
         self.on_check: Callable[[str], None] = lambda name: None
-        #: Names all that the message asks, and what was settled before, for the noise of its sums.
+        #: Names the request and what was settled before, for the noise of its sums.
         self.question: Callable[[], str] = lambda: ""
 
     def take(self, sections: Iterable[Section]) -> None:
-        """Read the sections of a request; vote, unmask and recover at once, keep orders for later.
+        """Read the sections of a request; vote, unmask and recover now, accept requested sums.
 
         Raises
         ------
@@ -119,7 +105,6 @@ class ClientSums:
                 self.replies.append(reply)
 
     def _accept(self, order: wire.Order) -> None:
-        """Accept the order of a sum, over a cohort that hides enough."""
         state = self.party.state
         if order.name in self.orders:
             raise SumError(f"two sums {order.name!r} in one request", code="FK-SUM-NAMED-TWICE")
@@ -134,7 +119,6 @@ class ClientSums:
         self.orders[order.name] = order
 
     def _unmask(self, request: wire.Unmask) -> wire.UnmaskReply:
-        """Help to open a sum, and note over whom."""
         reply, cohort = self.party.unmask(request), self.party.state.cohorts[request.cohort]
         place = request.cohort, request.index
         name = self.party.state.open[place].order.name
@@ -145,7 +129,7 @@ class ClientSums:
         self.ends = True
 
     def _take_total(self, delivery: wire.Delivery) -> None:
-        """Open a total; whether it is within the bound would tell of it, if others were tried."""
+        """Open a total; hide why it fails, as that could reveal something about the total."""
         try:
             name, total = self.party.receive(delivery)
         except SumError as error:
@@ -156,33 +140,15 @@ class ClientSums:
         self.delivered[name] = total
 
     def order(self, name: str) -> wire.Order:
-        """Return the order of the sum of that name.
-
-        Raises
-        ------
-        SumError
-        """
         if name not in self.orders:
             raise SumError(f"no sum {name!r} was ordered", code="FK-SUM-UNASKED")
         return self.orders[name]
 
     def cohort(self, name: str) -> Cohort:
-        """Return the cohort of an ordered sum.
-
-        Raises
-        ------
-        SumError
-        """
         return self.party.state.cohorts[self.order(name).cohort]
 
     def rows(self, name: str) -> list[int]:
-        """Return how many rows each party of a sum learns from, as they signed it.
-
-        Raises
-        ------
-        SumError
-            The sum was not ordered.
-        """
+        """Return how many training rows each party of a sum has, as signed."""
         counts = self.party.state.counts
         return [counts[member][0] for member in self.cohort(name).members]
 
@@ -197,8 +163,8 @@ class ClientSums:
     ) -> tuple[dict[int, int], Hidden]:
         """Return the rows of each party in a sum, and what hides this party's.
 
-        Of the sums that can be opened it is the least; ``start`` and ``stop`` are those of all
-        tables, see :func:`~..guard.counting.hidden_beside` for the rest.
+        It is the smallest sum that can be opened. ``start`` and ``stop`` limit the rows of all
+        tables; see :func:`~..guard.counting.hidden_beside` for the rest.
         """
         counts, cohort = self.party.state.counts, self.party.state.cohorts[order.cohort]
         own, members = self.party.partition, cohort.members
@@ -207,16 +173,10 @@ class ClientSums:
         return rows, hidden_beside(rows, alive, row, beside, own=own, receiver=order.receiver)
 
     def check(self, spec: SumSpec) -> None:
-        """Refuse a sum that is not the one which the method means.
+        """Refuse a sum other than the one that the method means.
 
-        Who opens a sum, and of what, is the server's word until the method that contributes says
-        what is right: it must do so before it contributes, and before it looks at its rows.
-
-        Raises
-        ------
-        SumError
-            The sum was not ordered.
-        RefusedError
+        The server says who opens a sum, and of what. So a method must check each sum before it
+        contributes, and before it reads its rows.
         """
         cohorts = len(self.party.state.cohorts)
         check_order(self.order(spec.name), spec, cohorts=cohorts)
@@ -226,13 +186,9 @@ class ClientSums:
         self.on_check(spec.name)
 
     def check_all(self, specs: Iterable[SumSpec]) -> None:
-        """Refuse what was ordered and is not one of the sums that an exchange declares.
+        """Check all requested sums against those that an exchange declares.
 
-        An exchange may declare more than is ordered: what others of the run are asked for.
-
-        Raises
-        ------
-        SumError, RefusedError
+        An exchange may declare more sums, which other parties contribute to.
         """
         declared = {spec.name: spec for spec in specs}
         for name in self.orders:
@@ -249,18 +205,17 @@ class ClientSums:
         release: str = "",
         common: bytes = b"",
     ) -> None:
-        """Add this client's vector to the sum of that name; ``overwrite`` it if that may be done.
+        """Add this client's vector to the sum of that name.
 
-        ``release`` is the question that a sum with noise answers: all that is public and that the
-        values depend on, see :func:`fedkern_flwr.secure_sum.membership.asked`. ``common`` is the
-        digest of what all parties of the sum must know alike.
+        With ``overwrite`` its memory may be reused. ``release`` names the public inputs of a sum
+        with noise. ``common`` is a digest of what all parties must agree on without the server.
 
         Raises
         ------
         SumError
-            The sum was not ordered or not checked.
+            The sum was not requested or not checked.
         RefusedError
-            The values do not fit what was declared. Which way they do not is in the log only.
+            The values do not fit the declaration; only the log says why.
         """
         order, told = self.order(name), digest_of(values)
         self.contributed.append(order)
@@ -268,12 +223,7 @@ class ClientSums:
         self._add(order, values, release, told=told, overwrite=overwrite, common=common)
 
     def contribute_nothing(self, name: str, *, release: str = "") -> None:
-        """Take part in the sum of that name with zeros.
-
-        Raises
-        ------
-        SumError
-        """
+        """Take part in the sum of that name with zeros."""
         order = self.order(name)
         self._add(order, np.broadcast_to(0, order.length), release)
 
@@ -302,17 +252,12 @@ class ClientSums:
         del self.orders[order.name]
 
     def fixed(self) -> dict[str, str]:
-        """Return how the sums are repeated, if at all, that were checked in this message."""
+        """Return the fixed terms of the sums that were checked in this message."""
         names, fixed = {name.partition("#")[0] for name in self.specs}, self.party.state.fixed
         return {name: digest for name, digest in fixed.items() if name in names}
 
     def check_done(self) -> None:
-        """Refuse to answer while a sum waits for this client's vector.
-
-        Raises
-        ------
-        SumError
-        """
+        """Refuse to answer while a sum lacks this client's vector."""
         if self.orders:
             raise SumError(
                 f"this phase contributes nothing to {', '.join(sorted(self.orders))}",

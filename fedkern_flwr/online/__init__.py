@@ -1,1 +1,1 @@
-"""Online multi-kernel learning: its messages and its mathematics."""
+"""Messages and mathematics of online multi-kernel learning."""

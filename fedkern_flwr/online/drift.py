@@ -1,6 +1,6 @@
-"""Whether the error of a run's predictions has risen while it learned: data that drifted.
+"""Detect drift: a rise of the prediction error while a run learns.
 
-What a server knows anyway is enough: the errors of all clients' samples, summed per message.
+The server knows the input anyway: errors of all clients' samples, summed per message.
 
 References
 ----------
@@ -17,21 +17,18 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-#: Chance of a false alarm at a message, as far as errors of messages are independent.
+#: Chance of a false alarm per message, if errors of messages are independent.
 DELTA = 0.002
 _LEAST = 5  # messages on each side of a change
-_MOST = 400  # messages that are looked at one by one; more are looked at in blocks
+_MOST = 400  # messages that are tested one by one; more are tested in blocks
 _TINY = 1e-12
 
 
 def message_errors(history: Sequence[Mapping[str, Any]]) -> tuple[Floats, Floats]:
     """Return the samples of a client after each message, and the mean squared error within it.
 
-    Parameters
-    ----------
-    history : sequence of mappings
-        ``round`` and ``mse`` of each message: samples, and the error of all of them so far. One
-        whose error was not told counts to the next.
+    ``history`` has ``round`` (samples so far) and ``mse`` (of all of them) of each message. A
+    message without a reported error is merged with the next one.
     """
     told = [(row["round"], row["mse"]) for row in history if row["mse"] is not None]
     if not told:
@@ -43,10 +40,7 @@ def message_errors(history: Sequence[Mapping[str, Any]]) -> tuple[Floats, Floats
 
 
 def recent_errors(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """Return (t, error of the last tenth of a run's samples up to t): it rises where data drifts.
-
-    From errors so far: that of the samples between two rounds is the difference of their sums.
-    """
+    """Return (t, error of the last tenth of a run's samples up to t); it rises with drift."""
     told = [(0, 0.0)]
     told += [(row["round"], row["round"] * row["mse"]) for row in history if row["mse"] is not None]
     found, first = [], 0
@@ -62,10 +56,9 @@ def recent_errors(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, float
 def rises(history: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return after how many samples of a client the error began to rise.
 
-    ADWIN on the logarithms of the messages' errors: the window of messages is cut where the means
-    of its two parts differ by more than the bound for normal deviations. A cut where the error
-    fell is learning; one where it rose is returned. Logarithms make the rule the same in all units;
-    the deviation is that within the two parts.
+    ADWIN on the logarithms of the messages' errors, so that units do not matter. It cuts the window
+    where the means of its two parts differ by more than the bound for normal deviations. Cuts where
+    the error fell are learning and are left out.
     """
     t, errors = message_errors(history)
     block = -(-len(errors) // _MOST)
@@ -85,7 +78,7 @@ def rises(history: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _cut(window: Floats) -> tuple[int, bool] | None:
-    """Return where a window is to be cut, and whether the mean rises there; None if nowhere."""
+    """Return where to cut a window and whether the mean rises there; None without a cut."""
     n = len(window)
     first = np.arange(_LEAST, n - _LEAST + 1)
     if not len(first):

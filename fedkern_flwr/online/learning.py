@@ -1,4 +1,4 @@
-"""Online multi-kernel learning: weights over kernels, choice of kernels, step-size rules.
+"""Online multi-kernel learning: kernel weights, choice of kernels, step-size rules.
 
 Notation of Ghari and Shen, "Personalized Online Federated Learning with Multiple Kernels"
 (NeurIPS 2022): N kernels, B samples, losses L_i, weights w_i.
@@ -20,10 +20,10 @@ Floats = NDArray[np.float64]
 WeightRule = Literal["exponential", "adahedge"]
 StepSize = Literal["paper", "adaptive"]
 Selection = Literal["bins", "subset"]
-#: Predicted before anything is learned where labels in [0, 1] are learned around it.
+#: Initial prediction for labels in [0, 1].
 CENTRE = 0.5
-#: c of AdaGrad-norm for a client's own steps between messages: with 1, as at the server, what one
-#: client's samples teach is noisier than the mean of all clients' gradients.
+#: c of AdaGrad-norm for a client's own steps between messages. A single client's gradients are
+#: noisier than the mean over clients, for which the server uses 1.
 LOCAL_STEP = 0.5
 #: Whether every client chooses its own kernels or all share a public choice per round.
 Subset = Literal["private", "shared"]
@@ -36,25 +36,25 @@ WEIGHT_RULES: tuple[str, ...] = ("exponential", "adahedge")
 def exponential_weights(
     cumulative: Floats, losses: Floats, learning_rate: float
 ) -> tuple[Floats, Floats]:
-    """Weights before each sample, w_i proportional to exp(-eta * past losses) (eq. 7).
+    """Compute the weights before each sample, w_i proportional to exp(-eta * past losses) (eq. 7).
 
     Parameters
     ----------
     cumulative : ndarray, shape (N,)
-        Losses summed over all earlier samples. Kept instead of the weights: never underflows.
+        Losses summed over earlier samples. Weights themselves could underflow.
     losses : ndarray, shape (B, N)
-        Losses of the samples at hand, in order.
+        Of the new samples.
     learning_rate : float
-        eta_k of the paper.
+        eta_k.
 
     Returns
     -------
     weights : ndarray, shape (B, N)
-        Row b are the weights known before sample b; rows sum to one.
+        Row b has the weights before sample b; rows sum to one.
     cumulative : ndarray, shape (N,)
         The sums after the last sample.
     """
-    if len(losses) == 1:  # as below, in a third of the time
+    if len(losses) == 1:  # same result as below, in a third of the time
         weights = np.exp(learning_rate * (np.minimum.reduce(cumulative) - cumulative))
         return (weights / np.add.reduce(weights))[None], cumulative + losses[0]
     past = np.empty((losses.shape[0] + 1, losses.shape[1]))
@@ -68,16 +68,9 @@ def exponential_weights(
 
 @dataclass
 class Hedge:
-    """AdaHedge over experts of which some may be asleep: these predict what the others do.
+    """AdaHedge, without learning rate or range of losses; inactive experts predict as the mixture.
 
-    No learning rate and any range of losses: the rate is ln N / (cumulative mixability gap).
-
-    Attributes
-    ----------
-    losses : ndarray, shape (N,)
-        Summed so far.
-    gap : float
-        Cumulative mixability gap.
+    ``gap`` is the cumulative mixability gap; the learning rate is ln N / gap.
 
     References
     ----------
@@ -90,7 +83,7 @@ class Hedge:
     gap: float = 0.0
 
     def weights(self, awake: NDArray[np.bool_] | None = None) -> Floats:
-        """Return the weights for the next sample, those of who is asleep 0."""
+        """Return the weights for the next sample; inactive experts get 0."""
         behind = self.losses - (self.losses if awake is None else self.losses[awake]).min()
         if self.gap > 0.0:
             found = np.exp(-math.log(behind.size) / self.gap * np.maximum(behind, 0.0))
@@ -101,12 +94,9 @@ class Hedge:
         return np.asarray(found / found.sum())
 
     def learn(self, losses: Floats) -> Floats:
-        """Take the losses of a sample; that of who slept is the mixture's.
+        """Add the losses of a sample and return the weights before it.
 
-        Returns
-        -------
-        ndarray, shape (N,)
-            The weights before it, if all are awake.
+        For inactive experts pass the loss of the mixture.
         """
         weights, after = self.weights(), self.losses + losses
         mixed = after.min() - self.losses.min()
@@ -115,7 +105,7 @@ class Hedge:
             # the leader's weight is one over the sum of all, of which its own share is 1
             grown = float(np.exp(rate * (after.min() - after)).sum() * weights.max())
             mixed -= math.log(grown) / rate
-        if losses.size > 1:  # one alone is the mixture
+        if losses.size > 1:  # a single expert is the mixture
             self.gap += max(0.0, float(weights @ losses - mixed))
         self.losses = after
         return weights
@@ -124,10 +114,9 @@ class Hedge:
 def kernel_weights(
     rule: WeightRule, cumulative: Floats, losses: Floats, gap: float, learning_rate: float
 ) -> tuple[Floats, Floats, float]:
-    """Weights before each sample by the named rule; see the rules' own functions."""
     if rule == "exponential":
         return *exponential_weights(cumulative, losses, learning_rate), gap
-    hedge = Hedge(cumulative, gap)  # depends on the sample before, so one follows the other
+    hedge = Hedge(cumulative, gap)  # each step needs the one before
     weights = np.array([hedge.learn(loss) for loss in losses])
     return weights, hedge.losses, hedge.gap
 
@@ -135,7 +124,6 @@ def kernel_weights(
 def current_weights(
     rule: WeightRule, cumulative: Floats, gap: float, learning_rate: float
 ) -> Floats:
-    """Weights for the next sample, shape (N,)."""
     none = np.zeros((1, cumulative.size))
     weights, _, _ = kernel_weights(rule, cumulative, none, gap, learning_rate)
     return np.asarray(weights[0])
@@ -144,29 +132,27 @@ def current_weights(
 def select_bin(
     weights: Floats, kernels_per_round: int, exploration: float, draw: float
 ) -> tuple[NDArray[np.int32], Floats]:
-    """Choose the bin of kernels whose gradients are sent (Algorithm 1, eq. 8).
+    """Choose the bin of kernels to send gradients of (Algorithm 1, eq. 8).
 
-    Kernels are sorted by weight (descending, ties by index), cut into ceil(N / M) bins of at most
-    M, and bin j is drawn with probability (1 - xi) u_j / U + xi / (number of bins), where u_j is
-    the weight in the bin.
+    Kernels, sorted by weight, are cut into ceil(N / M) bins of at most M. With u_j the weight of
+    bin j, its probability is xi / (number of bins) + (1 - xi) u_j / sum u.
 
     Parameters
     ----------
     weights : ndarray, shape (N,)
-        The client's weights over the kernels.
+        Of the client.
     kernels_per_round : int
         M, at most N.
     exploration : float
-        xi in (0, 1]. With 1 the bins are equally likely.
+        xi in (0, 1]; 1: uniform.
     draw : float
-        A uniform number from [0, 1).
+        Uniform random number from [0, 1).
 
     Returns
     -------
     chosen : ndarray of int32, shape (at most M,)
-        Indices of the kernels of the bin drawn.
     probabilities : ndarray, shape (at most M,)
-        The probability of this bin, for each of its kernels.
+        The bin's probability, once per kernel.
     """
     order = (-weights).argsort(kind="stable")
     bins = -(-weights.size // kernels_per_round)
@@ -189,7 +175,7 @@ def select_bin(
 def shared_subset(kernels: int, kernels_per_round: int, seed: int, round: int) -> NDArray[np.int32]:
     """Return the M of N kernels that all clients update in a round, in increasing order.
 
-    Each kernel is as likely as the others: the choice is public, so it cannot depend on weights.
+    The choice is public, so it is uniform: it must not depend on weights.
     """
     rng = np.random.default_rng(derive_seed(seed, "shared kernels", round))
     chosen = rng.choice(kernels, kernels_per_round, replace=False)
@@ -199,26 +185,9 @@ def shared_subset(kernels: int, kernels_per_round: int, seed: int, round: int) -
 def shared_frequencies(
     kernels: int, features: int, count: int, seed: int, round: int
 ) -> NDArray[np.int32]:
-    """Return the frequencies of kernels whose gradients all clients send in a round.
+    """Return kernel * features + frequency of ``count`` frequencies that all clients send.
 
-    The choice is public. Every frequency is as likely as the others, and the numbers of
-    frequencies of two kernels differ by one at most.
-
-    Parameters
-    ----------
-    kernels, features : int
-        Kernels to choose of, frequencies of each.
-    count : int
-        How many to choose.
-    seed : int
-        Of the run.
-    round : int
-        Number of the round.
-
-    Returns
-    -------
-    ndarray of int32, shape (count,)
-        kernel * features + frequency, in increasing order.
+    The choice is public and uniform, increasing; counts per kernel differ by at most one.
     """
     rng = np.random.default_rng(derive_seed(seed, "shared frequencies", round))
     ranks = rng.random((kernels, features)).argsort(axis=1)  # of the frequencies of a kernel
@@ -229,7 +198,7 @@ def shared_frequencies(
 
 
 def pick_frequencies(gradient: NDArray[Any], chosen: NDArray[np.int32]) -> NDArray[Any]:
-    """Return sine and cosine of chosen frequencies of a gradient, (M, 2D) -> (count, 2)."""
+    """Return sine and cosine of chosen frequencies, (M, 2D) -> (count, 2)."""
     kernels, width = gradient.shape
     pairs = gradient.reshape(kernels, 2, width // 2).swapaxes(1, 2).reshape(-1, 2)
     return pairs.take(chosen, axis=0)
@@ -238,7 +207,7 @@ def pick_frequencies(gradient: NDArray[Any], chosen: NDArray[np.int32]) -> NDArr
 def place_frequencies(
     pairs: NDArray[Any], chosen: NDArray[np.int32], kernels: int, features: int
 ) -> NDArray[Any]:
-    """Return the gradient, zero elsewhere, of what :func:`pick_frequencies` has picked."""
+    """Invert :func:`pick_frequencies`: return the gradient, zero elsewhere."""
     gradient = np.zeros((kernels, 2, features), pairs.dtype)
     gradient[chosen // features, :, chosen % features] = pairs
     return gradient.reshape(kernels, -1)
@@ -247,18 +216,17 @@ def place_frequencies(
 def select_subset(
     weights: Floats, kernels_per_round: int, exploration: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.int32], Floats]:
-    """Choose exactly M kernels, each with its own probability: no message is left half empty.
+    """Choose exactly M kernels, each with its own probability, so that every message is full.
 
-    The bins of Algorithm 1 waste uplink when M does not divide N: of 51 kernels in bins of 25, a
-    third of the messages carry a single kernel. Here kernel i is included with probability
-    (1 - xi) p_i + xi M / N, where p_i = min(1, s w_i) sums to M: for M = 1 that is eq. 8. The
-    kernels are laid in random order on a line, each as long as its probability, and M equally
-    spaced points choose (systematic sampling).
+    The bins of Algorithm 1 waste uplink when M does not divide N. Kernel i is included with
+    probability xi M / N + (1 - xi) p_i, where p_i = min(1, s w_i) sums to M; M = 1 is eq. 8.
+    Systematic sampling: the kernels lie in random order on a line, each as long as its probability,
+    and M equally spaced points choose.
 
     Parameters
     ----------
     weights : ndarray, shape (N,)
-        The client's weights over the kernels.
+        Of the client.
     kernels_per_round : int
         M, at most N.
     exploration : float
@@ -269,9 +237,9 @@ def select_subset(
     Returns
     -------
     chosen : ndarray of int32, shape (M,)
-        Indices in increasing order.
+        Increasing.
     probabilities : ndarray, shape (M,)
-        Probabilities of inclusion, by which gradients are divided.
+        Of inclusion; gradients are divided by them.
 
     References
     ----------
@@ -284,14 +252,14 @@ def select_subset(
         inclusion += (1.0 - exploration) * _capped(weights, wanted)
     order = rng.permutation(kernels)
     ends = np.cumsum(inclusion[order])
-    ends[-1] = wanted  # but for rounding it is
+    ends[-1] = wanted  # exactly, not only up to rounding
     points = np.searchsorted(ends, np.arange(wanted) + rng.random(), side="right")
     chosen = np.sort(order[points]).astype(np.int32)
     return chosen, inclusion[chosen]
 
 
 def _capped(weights: Floats, total: int) -> Floats:
-    """Scale weights so that min(1, s w) sums to ``total``; what no weight claims is shared."""
+    """Scale weights so that min(1, s w) sums to ``total``; a remainder is shared out."""
     descending = np.sort(weights)[::-1]
     rest = np.cumsum(descending[::-1])[::-1]  # rest[c]: all but the c largest
     scale = (total - np.arange(weights.size)) / np.maximum(rest, _TINY)
@@ -303,34 +271,21 @@ def _capped(weights: Floats, total: int) -> Floats:
 
 
 class GradientDescent:
-    """theta_i -= eta * g_i, the paper's step (eq. 10).
-
-    Parameters
-    ----------
-    step : float
-        eta > 0.
-    """
+    """Take the paper's step, theta_i -= eta * g_i (eq. 10)."""
 
     def __init__(self, step: float) -> None:
         self.step = step
-        self.state: Floats = np.zeros(0)  # nothing to remember
+        self.state: Floats = np.zeros(0)  # there is no state
 
     def update(self, theta: Floats, gradient: Floats) -> None:
-        """Move theta, shape (N, width), in place."""
         theta -= self.step * gradient
 
 
 class AdaGradNorm:
-    """theta_i -= c g_i / sqrt(sum over rounds of |g_i|^2), one step size per kernel.
+    """Take the step theta_i -= c g_i / sqrt(sum over rounds of |g_i|^2), one step size per kernel.
 
-    The scale of the gradients cancels, so that no step needs to be tuned.
-
-    Parameters
-    ----------
-    rows : int
-        Number N of kernels.
-    scale : float (default: 1.0)
-        c > 0.
+    The scale of the gradients cancels, so no step size needs tuning. ``rows`` is the number of
+    kernels, ``scale`` c.
 
     References
     ----------
@@ -343,35 +298,27 @@ class AdaGradNorm:
         self.state = np.zeros(rows)
 
     def update(self, theta: Floats, gradient: Floats) -> None:
-        """Move theta, shape (N, width), in place."""
         self.state += np.vecdot(gradient, gradient)
         norm = np.sqrt(self.state)
         theta -= self.scale * gradient / np.where(norm > 0.0, norm, 1.0)[:, None]
 
 
 def step_rule(step_size: StepSize, rows: int, rounds: int) -> GradientDescent | AdaGradNorm:
-    """Return the server's step rule: eta = 1/sqrt(T) of the paper, or AdaGrad-norm."""
     return GradientDescent(1.0 / np.sqrt(rounds)) if step_size == "paper" else AdaGradNorm(rows)
 
 
 def regret_bound(kernels: int, learning_rate: float, samples: int, largest_loss: float) -> float:
     """Return the bound of Theorem 1 on a client's regret, for losses in [0, c].
 
-    For c <= 1 it is ln N / eta + eta T / 2. Larger losses enter by applying the theorem to L / c
-    with learning rate eta c, which gives ln N / eta + eta c^2 T / 2.
+    For c <= 1 it is ln N / eta + eta T / 2. For larger losses apply the theorem to L / c with
+    learning rate eta c: ln N / eta + eta c^2 T / 2.
     """
     largest = max(1.0, largest_loss)
     return float(np.log(kernels) / learning_rate + learning_rate * largest**2 * samples / 2.0)
 
 
 def check_rows(x: NDArray[Any], y: NDArray[Any], party: str) -> None:
-    """Refuse features and labels that cannot be streamed.
-
-    Raises
-    ------
-    TableError
-        Wrong number of dimensions, different lengths, text, NaN or infinite values.
-    """
+    """Raise TableError unless features and labels are finite numbers of shapes (n, d) and (n,)."""
     if x.ndim != 2 or y.ndim != 1 or len(x) != len(y):
         raise TableError(
             f"features of shape {x.shape} and labels of shape {y.shape} do not fit",

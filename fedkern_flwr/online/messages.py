@@ -1,14 +1,13 @@
-"""Messages of the online methods (POF-MKL and its baselines), a reply below its request.
+"""Messages of the online methods (POF-MKL and its baselines), each reply below its request.
 
-What a method learns from is a sum over the clients. ``add_to`` says which numbers of a reply go
-where in it; the server sums plain replies with it, and in a secure run each client puts its own
-reply into an empty vector with it and masks that. Both ways are the same sum.
-
-Which sum a request asks for it says itself, see
-:meth:`StreamRequest.sum_specs`: the server orders that, and each node compares.
+``add_to`` defines where the numbers of a reply go in the sum over clients. Without secure
+aggregation the server adds up replies with it; in a secure run each client fills a vector of zeros
+with it and masks that. A request defines its own sums (:meth:`StreamRequest.sum_specs`); the server
+requests exactly these and each node compares. A node needs only the request, its table and its
+state.
 
 Sizes: ``kernels`` N, ``width`` 2D (sines and cosines), ``chosen`` at most M, ``parameters`` of a
-network. Every request is complete in itself: a node needs nothing but its own table and state.
+network.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ Chosen = NDArray[np.int32]
 STATISTICS = 6
 #: Keeps squared regrets within the bound of a secure sum.
 REGRET_SCALE = 1024.0
-#: Mean squared error that the mean of labels in [0, 1] has at most.
+#: Largest mean squared error of the mean of labels in [0, 1].
 LARGEST_VARIANCE = 0.25
 #: Names of the secure sums, and the public bound on each of their numbers.
 UPDATE_SUM, EVALUATE_SUM, SUM_BOUND = private.UPDATE_SUM, "evaluate", 2.0**20
 
 
-# -- what requests and replies have in common
+# -- common parts of requests and replies
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is public of a run, for what its requests sum.
+    """Public facts of a run that decide what its requests sum.
 
     Attributes
     ----------
     columns : int
         Features of a row.
     parties, threshold : int
-        Clients of a sum; fewest over which one with self masks can be opened.
+        Clients of a sum; fewest that can open one with self masks.
     budget : Budget or None
-        What the run may cost in privacy.
+        Privacy budget.
     """
 
     columns: int
@@ -64,35 +63,35 @@ class Facts:
 
 
 class StreamRequest(Message):
-    """What every request of an online method carries."""
+    """Fields of every request of an online method."""
 
-    #: Name of the secure sum that it asks for; none where nothing of it may be told in secure runs.
+    #: Name of the secure sum; empty if secure runs must not release the result.
     sum_name: ClassVar[str] = UPDATE_SUM
 
     session: str = ""
-    round: int = 0  # from 1; a node refuses one that it has already done
+    round: int = 0  # from 1; a node refuses a round that it has already done
     step: int = 0  # index of the first sample of this round in the node's stream, from 0
     samples: int = 0  # B, samples to take
     checkpoint_every: int = 0  # rounds from one saved private state to the next; 0 saves none
-    whole: bool = False  # whether a secure sum is one of everybody, which opens by itself
-    # of a run with a budget of privacy, see private.py: how far a residual counts, samples of the
-    # largest message, and how many messages there are
+    whole: bool = False  # whether secure sums are over all clients, and open without unmasking
+    # With a privacy budget (see private.py): clip of residuals, samples of the largest message,
+    # number of messages.
     clip: float = 0.0
     most: int = 0
     messages: int = 0
 
-    # -- what it sums. The server orders it and a node compares: so it follows from the request and
-    # from facts that both know
+    # -- the sums. A node compares the server's request with its own, so they follow only from the
+    # request and facts that both know.
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return the secure sums that it asks for."""
+        """Return the secure sums that the request declares."""
         if not self.sum_name:
             return []
-        length, release = 2, None  # of held-out rows: how many, and their squared error
+        length, release = 2, None  # for held-out rows: their number and squared error
         if self.sum_name == UPDATE_SUM:
             length = self.numbers(facts.columns)
             release = None if facts.budget is None else self.release(facts, facts.budget)
-            # statistics are of all samples so far, which the noise of one message does not hide
+            # statistics cover all samples so far, which the noise of one message does not hide
             length += STATISTICS if release is None else 0
         spec = SumSpec(
             name=self.sum_name,
@@ -106,54 +105,49 @@ class StreamRequest(Message):
         return [spec]
 
     def numbers(self, columns: int) -> int:
-        """Return how many numbers of each client the method sums, of so many columns."""
+        """Return how many numbers of each client are summed."""
         return 0
 
     def rows(self) -> tuple[int, int]:
-        """Return the first sample that what is summed is made of, and the one after the last."""
+        """Return the first sample in the sum, and the one after the last."""
         return self.step, self.step + self.samples
 
     def products(self, columns: int) -> list[tuple[int, int]]:
-        """Return of how many features products are summed, and from which sample on."""
+        """Return (columns, first sample) of each sum of products of columns."""
         return []
 
     def release(self, facts: Facts, budget: Budget) -> Release | None:
-        """Return the noise of the sum; None where the method adds none, which nodes refuse."""
+        """Return the noise of the sum; nodes refuse None."""
         return None
 
     def noise_problem(self) -> str:
-        """Return why noise would not hide a sample in the sum, if it would not."""
+        """Return why noise would not hide a sample; empty if it does."""
         return ""
 
     @property
     def chosen_alone(self) -> bool:
-        """Whether each client sends the gradients of kernels that it has chosen by its weights."""
+        """Whether each client chooses the kernels of its gradients by its own weights."""
         return False
 
     def losses(self) -> int:
-        """Return how many losses are summed beside what the method learns from."""
         return 0
 
     def reply_sizes(self, columns: int) -> dict[str, int]:
-        """Return the sizes of dimensions that a reply must have."""
+        """Return the required dimensions of a reply."""
         return {}
 
     def _noise_problem(self, largest: float) -> str:
-        """Return what is wrong with a message whose samples add up to so much each."""
-        # else whether the sum fits, rounded as it is, would depend on values
+        # otherwise an overflow of the sum would depend on values
         if not 0.0 < self.samples * largest <= SUM_BOUND / 2 or self.messages < 1:
             return "residuals without a bound"
         return "" if self.samples <= self.most else "a message of more samples"
 
     def _times(self, facts: Facts) -> private.Times:
-        """Return how often a sum with noise is opened, and over how many parties."""
         least = facts.parties if self.whole else facts.threshold
         return private.Times(self.most, self.messages, facts.parties, least)
 
 
 class DictionaryRequest(StreamRequest):
-    """A request about a dictionary of kernels."""
-
     pinned: ClassVar[tuple[str, ...]] = (
         "bandwidths",
         "features",
@@ -166,47 +160,44 @@ class DictionaryRequest(StreamRequest):
 
     bandwidths: bytes  # N of them, little-endian float64
     features: int  # D, frequencies per kernel
-    seed: int  # of the frequencies and of the public draws
+    seed: int  # of the frequencies and of public random choices
     regularization: float  # lambda
     precision: str  # arithmetic of the features
-    frequency_draw: str  # independent or orthogonal
-    centre: float  # around which labels are learned: what theta = 0 predicts
+    frequency_draw: str  # "independent" or "orthogonal"
+    centre: float  # prediction of theta = 0
 
 
 class KernelRequest(DictionaryRequest):
-    """A request with the global parameters of a dictionary of kernels."""
+    """Request with the global parameters of kernels."""
 
-    # of how many frequencies of the kernels in question, drawn publicly, gradients are sent; 0 for
-    # all. Then a gradient has a row, sine and cosine, for each of them
+    # Number of frequencies, over all requested kernels, with gradients in the sum; chosen publicly.
+    # 0 for all. A gradient then has a row, sine and cosine, per frequency.
     released: int
     theta: Real = array("kernels", "width")
 
     def kernels_summed(self) -> Chosen:
-        """Return the kernels whose gradients are summed; all where clients choose their own."""
+        """Return the summed kernels: all if clients choose their own."""
         return np.arange(len(self.theta), dtype=np.int32)
 
     def chance(self) -> float:
-        """Return the probability with which a kernel was chosen that all clients sum."""
+        """Return the probability of a publicly chosen kernel."""
         return len(self.kernels_summed()) / len(self.theta)
 
     def numbers(self, columns: int) -> int:
-        """Return the numbers of gradients, sine and cosine of each frequency, and of losses."""
         return 2 * self.frequencies() + self.losses()
 
     def frequencies(self) -> int:
-        """Return of how many frequencies, of all kernels together, gradients are summed."""
         return self.released or len(self.kernels_summed()) * self.features
 
     def pick(self, gradient: NDArray[Any]) -> NDArray[Any]:
-        """Return what is summed of a gradient of kernels, (M, 2D): all, or (count, 2) of it."""
         if not self.released:
             return gradient
         return pick_frequencies(gradient, self._picked(len(gradient)))
 
     def spread(self, total: Floats) -> Floats:
-        """Return the gradient of all kernels, (N, 2D), from what was summed of gradients.
+        """Return the gradient of all kernels, (N, 2D), from the sum of gradients.
 
-        Where frequencies were chosen these are divided by the probability of the choice.
+        Chosen frequencies are divided by the probability of the choice.
         """
         kernels, found = self.kernels_summed(), np.zeros(self.theta.shape)
         shape = len(kernels), self.features
@@ -221,7 +212,6 @@ class KernelRequest(DictionaryRequest):
         return shared_frequencies(kernels, self.features, self.released, self.seed, self.round)
 
     def release(self, facts: Facts, budget: Budget) -> Release:
-        """Return the noise of the gradients and losses of a message."""
         return private.update_release(
             budget,
             clip=self.clip,
@@ -232,28 +222,26 @@ class KernelRequest(DictionaryRequest):
         )
 
     def noise_problem(self) -> str:
-        """Return why noise would not hide a sample in the sum, if it would not."""
         return self._noise_problem(self.clip)
 
     def reply_sizes(self, columns: int) -> dict[str, int]:
-        """Return the shape of the gradients, and the number of losses."""
         width = 2 if self.released else 2 * self.features
         chosen = 2 * self.frequencies() // width
         return {"reported": self.losses(), "chosen": chosen, "width": width}
 
 
 class StreamReport(Message):
-    """How well a node has predicted so far."""
+    """Report of a node's prediction error so far."""
 
-    round: int = 0  # that is answered
+    round: int = 0  # of the request
     total_samples: int  # predicted so far
     total_squared_error: float  # summed over them
 
     def add_to(self, total: Floats) -> None:
-        """Add what the method sums to ``total``, shape (numbers,)."""
+        """Add the reply to the method's sum ``total``, (numbers,)."""
 
     def statistics(self) -> Floats:
-        """Return what the metrics are made of, so that their sum over clients will do.
+        """Return numbers that, summed over clients, give the metrics.
 
         Samples, squared error, regret, its square / 1024, mean squared error, its square.
         """
@@ -265,35 +253,33 @@ class StreamReport(Message):
 
 
 class KernelReport(StreamReport):
-    """A report with the client's regret (eq. 11, squared loss) and largest loss so far."""
+    """Report with the client's regret (eq. 11, squared loss) and largest loss so far."""
 
     regret: float
     largest_loss: float
 
 
 class LossReport(KernelReport):
-    """A report with gradients of kernels that are the same for all, and losses."""
+    """Report with gradients of kernels, the same kernels for all clients, and losses."""
 
     gradient: Real = array("chosen", "width")
     losses: Floats = array("reported", dtype="float64")  # of all kernels, or none
 
     def add_to(self, total: Floats) -> None:
-        """Add the gradients, then the losses, total of shape (chosen width + reported,)."""
         total[: self.gradient.size] += self.gradient.reshape(-1)
         total[self.gradient.size :] += self.losses
 
 
 class MaskedReply(Message, phase="online-masked"):
-    """The reply of a secure run: what it says is in a masked vector beside it."""
+    """Reply of a secure run; its content is in a masked vector."""
 
     round: int = 0
 
 
 class NoisyReply(KernelReport, phase="online-noisy"):
-    """The reply of a run with a budget of privacy: zeros, but in simulations.
+    """Reply of a run with a privacy budget: zeros, except in simulations.
 
-    There it says what a simulation reports of errors. They depend on all samples so far, so no
-    node tells them.
+    Errors depend on all samples so far, so a node must not report them.
     """
 
 
@@ -318,12 +304,11 @@ class PersonalRequest(KernelRequest, phase="online-personal"):
     exploration: float  # xi
     weight_rule: str  # exponential or adahedge
     learning_rate: float  # eta_k
-    # of the node's own steps from one sample of a message to the next, see learning.LOCAL_STEP; 0
-    # for none, as in the paper
+    # Scale of the node's own steps between samples of a message, see learning.LOCAL_STEP; 0 for
+    # none, as in the paper.
     local_step: float = 0.0
 
     def kernels_summed(self) -> Chosen:
-        """Return the kernels of the round, all where clients choose their own."""
         kernels = len(self.theta)
         if self.selection != "shared" or self.kernels_per_round >= kernels:
             return super().kernels_summed()
@@ -331,16 +316,13 @@ class PersonalRequest(KernelRequest, phase="online-personal"):
 
     @property
     def chosen_alone(self) -> bool:
-        """Whether each client sends the gradients of kernels that it has chosen by its weights."""
         return self.selection != "shared" and self.kernels_per_round < len(self.theta)
 
     def noise_problem(self) -> str:
-        """Return why noise would not hide a sample in the sum, if it would not."""
         chosen = "kernels are chosen by weights of earlier samples" * self.chosen_alone
         return chosen or super().noise_problem()
 
     def reply_sizes(self, columns: int) -> dict[str, int]:
-        """Return the shape of the gradients, as far as it is known."""
         sizes = super().reply_sizes(columns)
         return {**sizes, "named": 0} if self.released else {"width": sizes["width"]}
 
@@ -352,7 +334,6 @@ class PersonalReply(KernelReport, phase="online-personal"):
     gradient: Real = array("chosen", "width")
 
     def add_to(self, total: Floats) -> None:
-        """Add the gradients to a total of all kernels, (N 2D,), or of what was chosen for all."""
         if total.size == self.gradient.size:
             total += self.gradient.reshape(-1)
         else:
@@ -371,16 +352,15 @@ class SharedRequest(KernelRequest, phase="online-shared"):
     weights: Floats = array("kernels", dtype="float64")
 
     def losses(self) -> int:
-        """Return how many losses are summed beside the gradients."""
         return len(self.theta) if self.send_losses else 0
 
 
 class SharedReply(LossReport, phase="online-shared"):
-    """Gradients of all kernels or chosen frequencies and, when asked for, all kernels' losses."""
+    """Gradients of all kernels or chosen frequencies; losses if requested."""
 
 
 class DrawnRequest(KernelRequest, phase="online-drawn"):
-    """eM-KOFL: predict with the kernel that the server drew, send its gradient and all losses."""
+    """eM-KOFL: predict with the server's kernel, send its gradient and all losses."""
 
     pinned = ("released",)
 
@@ -388,27 +368,24 @@ class DrawnRequest(KernelRequest, phase="online-drawn"):
     probability: float  # by which the gradient is divided
 
     def kernels_summed(self) -> Chosen:
-        """Return the kernel that the server drew."""
         return np.array([self.kernel], np.int32)
 
     def losses(self) -> int:
-        """Return how many losses are summed beside the gradients."""
         return len(self.theta)
 
     def chance(self) -> float:
-        """Return the probability of the kernel drawn, 1 where gradients are not divided by it."""
         return self.probability
 
 
 class DrawnReply(LossReport, phase="online-drawn"):
-    """Gradient of the drawn kernel divided by its probability, and the losses of all kernels."""
+    """Gradient of the drawn kernel over its probability, and all losses."""
 
 
 # -- POF-RLS
 
 
 class RidgeRequest(StreamRequest, phase="online-ridge"):
-    """POF-RLS: predict with the node's mixture of learners, send sums of products of features."""
+    """POF-RLS: predict with the node's mixture, send sums of products of features."""
 
     pinned = (
         "experts",
@@ -430,38 +407,35 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
     bandwidths: bytes  # of the kernels, little-endian float64; empty until a width is known
     seed: int  # of the frequencies
     regularization: float  # lambda
-    forgetting: float  # of learners that forget; 1 if there are none
+    forgetting: float  # of learners that forget; 1 without such learners
     centre: float  # around which labels are learned
     raw: bool  # whether raw columns are summed, in every message
     summed: int  # D', frequencies of each kernel that are summed in some messages
-    shared: int  # so many of the kernels, the first ones
-    sums: bool  # whether this is one of them
-    window: int  # first sample that is not in what the learners on features begin from
-    begun: bool  # whether there was one before
-    inverses: int  # so many of the global learners come with their inverses
-    starts: Floats = array("numbers", dtype="float64")  # what the global learners begin from
+    shared: int  # number of summed kernels, the first ones
+    sums: bool  # whether this message sums features
+    window: int  # first sample that the received learners on features lack
+    begun: bool  # whether an earlier message summed features
+    inverses: int  # number of global learners that come with inverses
+    starts: Floats = array("numbers", dtype="float64")  # initial state of the global learners
 
     def numbers(self, columns: int) -> int:
-        """Return the numbers of the sums of raw columns, and of the features of kernels."""
         raw = ridge.numbers(columns + 1) if self.raw else 0
         return raw + int(self.sums) * self.shared * ridge.numbers(2 * self.summed)
 
     def sum_specs(self, facts: Facts) -> list[SumSpec]:
-        """Return the secure sums that it asks for; raw columns are told by their products."""
+        """Return that of products of raw columns and of kernel features, if there is a sum."""
         width = facts.columns + 1 if self.raw and self.sum_name == UPDATE_SUM else 0
         return [replace(spec, products=width) for spec in super().sum_specs(facts)]
 
     def rows(self) -> tuple[int, int]:
-        """Return the samples in the sums: those of features may be of earlier messages as well."""
+        """Return the range of samples; feature sums may include earlier messages' samples."""
         return self.window, self.step + self.samples
 
     def products(self, columns: int) -> list[tuple[int, int]]:
-        """Return of how many features products are summed, and from which sample on."""
         raw = [(columns + 1, self.step)] if self.raw else []
         return raw + ([(2 * self.summed, self.window)] if self.sums else [])
 
     def release(self, facts: Facts, budget: Budget) -> Release:
-        """Return the noise of the sums of a message."""
         return private.ridge_release(
             budget,
             columns=facts.columns if self.raw else 0,
@@ -472,12 +446,10 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
         )
 
     def noise_problem(self) -> str:
-        """Return why noise would not hide a sample in the sum, if it would not."""
         earlier = "a sum of earlier messages' samples" if self.window != self.step else ""
         return earlier or self._noise_problem(1.0)
 
     def reply_sizes(self, columns: int) -> dict[str, int]:
-        """Return how many numbers come."""
         return {"summed": self.numbers(columns)}
 
 
@@ -487,12 +459,11 @@ class RidgeReply(KernelReport, phase="online-ridge"):
     total: Floats = array("summed", dtype="float64")
 
     def add_to(self, total: Floats) -> None:
-        """Add them, total of shape (summed,)."""
         total += self.total
 
 
 class RidgeEvaluateRequest(RidgeRequest, phase="online-ridge-evaluate"):
-    """Predict the node's held-out rows with its mixture of learners."""
+    """Predict the held-out rows with the node's mixture."""
 
     sum_name = EVALUATE_SUM
 
@@ -501,7 +472,7 @@ class RidgeEvaluateRequest(RidgeRequest, phase="online-ridge-evaluate"):
 
 
 class EvaluateRequest(KernelRequest, phase="online-evaluate"):
-    """Predict the node's held-out rows with its own weights or, if given, with the server's."""
+    """Predict the held-out rows with the node's weights or, if given, the server's."""
 
     sum_name = EVALUATE_SUM
     pinned = ("weight_rule", "learning_rate")
@@ -512,7 +483,7 @@ class EvaluateRequest(KernelRequest, phase="online-evaluate"):
 
 
 class EvaluateReply(Message, phase="online-evaluate"):
-    """Squared error summed over the node's held-out rows."""
+    """Squared error summed over the held-out rows."""
 
     round: int = 0
     samples: int
@@ -520,11 +491,11 @@ class EvaluateReply(Message, phase="online-evaluate"):
 
 
 class RidgeEvaluateReply(EvaluateReply, phase="online-ridge-evaluate"):
-    """Squared error summed over the node's held-out rows."""
+    pass
 
 
 class PredictRequest(KernelRequest, phase="online-predict"):
-    """Predict the node's held-out rows with the weights it kept of an earlier run; write them."""
+    """Predict the held-out rows with an earlier run's weights, and write them."""
 
     sum_name = ""
 
@@ -534,7 +505,7 @@ class PredictRequest(KernelRequest, phase="online-predict"):
 
 
 class RidgePredictRequest(RidgeRequest, phase="online-ridge-predict"):
-    """The same with the mixture of learners that it kept."""
+    """The same with the mixture that it kept."""
 
     sum_name = ""
 
@@ -542,14 +513,14 @@ class RidgePredictRequest(RidgeRequest, phase="online-ridge-predict"):
 
 
 class PredictReply(Message, phase="online-predict"):
-    """How many rows the node has predicted, 0 if it holds none out."""
+    """Number of predicted rows, 0 if none are held out."""
 
     round: int = 0
     samples: int
 
 
 class RidgePredictReply(PredictReply, phase="online-ridge-predict"):
-    """How many rows the node has predicted, 0 if it holds none out."""
+    """Number of predicted rows."""
 
 
 # -- PerFedAvg
@@ -566,19 +537,15 @@ class NetworkRequest(StreamRequest, phase="online-network"):
     parameters: Floats = array("parameters", dtype="float64")
 
     def numbers(self, columns: int) -> int:
-        """Return the number of parameters."""
         return self.parameters.size
 
     def rows(self) -> tuple[int, int]:
-        """Return the samples of the message and those before, to which the network adapts."""
         return max(0, self.step - self.samples), self.step + self.samples
 
     def spread(self, total: Floats) -> Floats:
-        """Return the gradient, (1, parameters), from what was summed."""
         return total[None]
 
     def reply_sizes(self, columns: int) -> dict[str, int]:
-        """Return the number of parameters."""
         return {"parameters": self.parameters.size}
 
 
@@ -588,25 +555,24 @@ class NetworkReply(StreamReport, phase="online-network"):
     gradient: Real = array("parameters")
 
     def add_to(self, total: Floats) -> None:
-        """Add the gradient, total of shape (parameters,)."""
         total += self.gradient
 
 
 class NetworkEvaluateRequest(NetworkRequest, phase="online-network-evaluate"):
-    """PerFedAvg: adapt to the ``samples`` rows before ``step``, predict the held-out rows."""
+    """PerFedAvg: adapt to the ``samples`` rows before ``step``, predict held-out rows."""
 
     sum_name = EVALUATE_SUM
 
 
 class NetworkEvaluateReply(EvaluateReply, phase="online-network-evaluate"):
-    """Squared error summed over the node's held-out rows."""
+    pass
 
 
 # -- local only
 
 
 class LocalRequest(DictionaryRequest, phase="online-local"):
-    """Local only: learn from the whole stream without anybody's help."""
+    """Local only: learn from the whole stream without other parties."""
 
     sum_name = ""
     pinned = ("weight_rule", "learning_rate", "step_size")
@@ -616,7 +582,6 @@ class LocalRequest(DictionaryRequest, phase="online-local"):
     step_size: str
 
     def reply_sizes(self, columns: int) -> dict[str, int]:
-        """Return the number of samples."""
         return {"samples": self.samples}
 
 

@@ -17,11 +17,10 @@ PARAMETER_CAP = 1000
 
 
 def plan_layers(dimension: int) -> tuple[int, ...]:
-    """Return the widths of the largest network allowed: hidden layers of 20 neurons, one output.
+    """Return the widths of the largest allowed network: hidden layers of 20 neurons, one output.
 
-    At most 1000 parameters may be sent per round (Ghari and Shen 2022, appendix C). Where even one
-    hidden layer on all features would exceed that, the network starts after a fixed projection
-    to 20 dimensions and the first width is 20.
+    At most 1000 parameters may be sent per round (Ghari and Shen 2022, appendix C). If one hidden
+    layer on all features exceeds that, a fixed projection to 20 dimensions precedes.
     """
     widths = [dimension, HIDDEN_WIDTH, 1]
     if count_parameters(widths) > PARAMETER_CAP:
@@ -32,12 +31,10 @@ def plan_layers(dimension: int) -> tuple[int, ...]:
 
 
 def count_parameters(widths: Sequence[int]) -> int:
-    """Return the number of weights and biases."""
     return sum((a + 1) * b for a, b in pairwise(widths))
 
 
 def initial_parameters(widths: Sequence[int], seed: int) -> Floats:
-    """Draw He-initialised weights and zero biases, flat."""
     rng = np.random.default_rng(derive_seed(seed, "network"))
     parts = []
     for a, b in pairwise(widths):
@@ -46,7 +43,7 @@ def initial_parameters(widths: Sequence[int], seed: int) -> Floats:
 
 
 def project(x: Floats, width: int, seed: int) -> Floats:
-    """Map rows, shape (n, d), to ``width`` dimensions by a fixed seeded Gaussian matrix."""
+    """Map rows to ``width`` dimensions by a fixed, seeded Gaussian matrix."""
     if x.shape[1] == width:
         return x
     rng = np.random.default_rng(derive_seed(seed, "projection"))
@@ -65,7 +62,7 @@ def _split(parameters: Floats, widths: Sequence[int]) -> list[tuple[Floats, Floa
 
 
 def predict(parameters: Floats, widths: Sequence[int], x: Floats) -> Floats:
-    """Return the outputs, shape (n,), for rows x, shape (n, widths[0])."""
+    """Return the outputs, (n,), for rows x, (n, widths[0])."""
     layers = _split(parameters, widths)
     for weights, bias in layers[:-1]:
         x = np.maximum(x @ weights + bias, 0.0)
@@ -75,7 +72,7 @@ def predict(parameters: Floats, widths: Sequence[int], x: Floats) -> Floats:
 def squared_loss_gradient(
     parameters: Floats, widths: Sequence[int], x: Floats, y: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the outputs and the gradient of sum (output - y)^2, flat like the parameters."""
+    """Return the outputs and the flat gradient of sum (output - y)^2."""
     layers, inputs = _split(parameters, widths), [x]
     for weights, bias in layers[:-1]:
         inputs.append(np.maximum(inputs[-1] @ weights + bias, 0.0))
@@ -91,7 +88,6 @@ def squared_loss_gradient(
 def adapt(
     parameters: Floats, widths: Sequence[int], inputs: Floats, y: Floats, step: float
 ) -> Floats:
-    """Return the parameters after one gradient step on the mean squared loss of rows, if any."""
     if not len(y):
         return parameters
     return parameters - step * squared_loss_gradient(parameters, widths, inputs, y)[1] / len(y)

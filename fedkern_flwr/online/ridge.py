@@ -1,8 +1,8 @@
 """Recursive ridge regression: sums of rows, and learners that take one row at a time.
 
-A row is given to learners as its raw columns with a one, or as the random Fourier features of a
-kernel. What is summed over clients of p features are p (p + 1) / 2 + p numbers: the upper triangle
-of Phi^T Phi, and Phi^T y. A ridge regression of all rows so far follows from them exactly.
+A learner sees a row as raw columns with a one, or as random Fourier features. For p features, p (p
++ 1) / 2 + p numbers are summed over clients: the upper triangle of Phi^T Phi, and Phi^T y. They
+determine the ridge regression of all rows exactly.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ Experts = Literal[
     "all", "local-ridge", "global-ridge", "local-kernels", "global-kernels", "local", "global"
 ]
 
-#: Rows after which a learner of this client alone takes part, if its features are not fewer.
+#: Rows after which a local learner takes part, at most its number of features.
 NAP = 20
 #: Rows that a learner takes at once.
 _BLOCK = 32
-#: Fewer rows than these are multiplied with packed triangles, one by one.
+#: Below so many rows, rows are multiplied with packed triangles one by one.
 _FEW = 16
-#: Unless features are no more than these: then inverses stay whole matrices between messages.
+#: Up to so many features, inverses stay whole matrices between messages.
 _SMALL = 64
-#: The kernels' widths over twice the distance of rows, in the order in which kernels are added.
+#: Widths of the kernels, relative to twice the distance of rows, in the order of kernels.
 _WIDTHS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0)
 
 
 def numbers(features: int) -> int:
-    """Return how many numbers the sums of so many features have."""
+    """Return how many numbers the sums of ``features`` features have."""
     return features * (features + 3) // 2
 
 
 def sums(phi: Floats, y: Floats, scale: float = 1.0) -> Floats:
-    """Return the upper triangle of Phi^T Phi and Phi^T y of rows phi, (..., n, p), times scale."""
+    """Return the upper triangle of Phi^T Phi and Phi^T y, times scale, of rows (..., n, p)."""
     across, (*stack, n, p) = scale * phi.swapaxes(-1, -2), phi.shape
     if n > 1:
         return np.concatenate([_triangle(across @ phi), across @ y], axis=-1)
-    from scipy.linalg import blas  # other methods do without
+    from scipy.linalg import blas  # other methods do not need it
 
     found = np.zeros((*stack, numbers(p)))
     found[..., -p:] = across @ y
@@ -53,28 +53,24 @@ def sums(phi: Floats, y: Floats, scale: float = 1.0) -> Floats:
 
 
 def _triangle(matrix: Floats) -> Floats:
-    """Return the upper triangles of square matrices, shape (..., p (p + 1) / 2)."""
     flat = matrix.reshape(*matrix.shape[:-2], matrix.shape[-1] ** 2)
     return flat.take(_upper(matrix.shape[-1]), axis=-1)
 
 
 @lru_cache(maxsize=64)
 def _upper(features: int) -> NDArray[np.intp]:
-    """Return the places of the upper triangle in a square matrix, row by row."""
     found = np.flatnonzero(np.tri(features, dtype=bool).T)
     found.setflags(write=False)
     return found
 
 
 def _square(triangles: Floats, features: int) -> Floats:
-    """Return the symmetric matrices of upper triangles, shape (..., p, p)."""
     flat = triangles.take(_places(features), axis=-1)
     return flat.reshape(*triangles.shape[:-1], features, features)
 
 
 @lru_cache(maxsize=64)
 def _places(features: int) -> NDArray[np.intp]:
-    """Return where each number of a symmetric matrix is in its upper triangle."""
     matrix = np.zeros((features, features), np.intp)
     matrix.put(_upper(features), np.arange(features * (features + 1) // 2))
     found = np.asarray(np.maximum(matrix, matrix.T).ravel())
@@ -83,27 +79,20 @@ def _places(features: int) -> NDArray[np.intp]:
 
 
 def unpack(totals: Floats, features: int) -> tuple[Floats, Floats]:
-    """Return Phi^T Phi, shape (..., p, p), and Phi^T y of what :func:`sums` returns."""
+    """Return Phi^T Phi, shape (..., p, p), and Phi^T y from what :func:`sums` returns."""
     pairs = totals.shape[-1] - features
     return _square(totals[..., :pairs], features), totals[..., pairs:]
 
 
 def pack(matrix: Floats, right: Floats) -> Floats:
-    """Return what :func:`sums` returns."""
+    """Invert :func:`unpack`."""
     return np.concatenate([_triangle(matrix), right], axis=-1)
 
 
 def solve(totals: Floats, features: int, ridge: float) -> Floats:
-    """Return what learners begin from: the triangle of (P + ridge I)^-1, and their coefficients.
+    """Return the initial state of learners: the triangle of (P + ridge I)^-1, and coefficients.
 
-    Parameters
-    ----------
-    totals : ndarray, shape (..., numbers(features))
-        Of each learner what :func:`sums` returns, summed over rows.
-    features : int
-        p.
-    ridge : float
-        lambda > 0.
+    ``totals``, (..., numbers(features)), is what :func:`sums` returns, summed over rows.
     """
     from scipy.linalg import cho_factor, cho_solve
 
@@ -120,28 +109,27 @@ def solve(totals: Floats, features: int, ridge: float) -> Floats:
 
 
 class Ridges:
-    """Ridge regressions of p features each, which learn one row after the other, all together.
+    """Several ridge regressions of p features each, updated row by row, all together.
 
-    The inverse of each is c (P - U^T U): P stays as it came, a packed triangle that a row is
-    multiplied with as it is, and U has a row for each that was learned since. Once these are more
-    than a quarter of the features, or many rows are learned at once, they are put into P. Of few
-    features P is a whole matrix, which is faster, and U has no rows.
+    Each inverse is stored as c (P - U^T U): P the initial packed triangle, U a row for each later
+    update. Once U has more than p / 4 rows, or many rows come at once, it is merged into P. With
+    few features P is a whole matrix, which is faster, and U is empty.
 
     Parameters
     ----------
     inverse : ndarray, shape (..., p (p + 1) / 2) or (..., p p), or None
-        P, of which nothing is changed in place. None for coefficients that stay as they are.
+        P, not changed in place. None: fixed coefficients.
     theta : ndarray, shape (..., p)
         Coefficients.
     since : ndarray, shape (..., r, p), optional
-        U, with the factor ``scale``.
+        U.
     scale : float (default: 1.0)
         c.
     memory : float (default: 1.0)
-        Share of what is remembered of all rows before, with each row. The ridge stays: for what is
-        forgotten of it, one feature after the other is given a row of zero label.
+        Forgetting factor per row. The ridge does not decay: each step adds a row of label zero to
+        one feature, in turn.
     ridge : float (default: 0.0)
-        lambda, where something is forgotten.
+        lambda, needed if ``memory`` is below 1.
     rows : int (default: 0)
         Rows learned before.
     """
@@ -160,28 +148,23 @@ class Ridges:
         self._triangles, self.theta, p = inverse, theta, theta.shape[-1]
         self._since = theta[..., None, :][..., :0, :] if since is None else since
         self._scale = scale
-        self._whole = np.zeros(0)  # the inverses as matrices, while many rows are learned
+        self._whole = np.zeros(0)  # the inverses as matrices, if many rows are learned
         if inverse is not None and p > 1 and inverse.shape[-1] == p * p:
             self._whole = inverse.reshape(*theta.shape, p).copy()
         self.memory, self.rows = memory, rows
         self._leak = math.sqrt(theta.shape[-1] * ridge * (1.0 - memory))
 
     def learn(self, phi: Floats, y: Floats, *, last: bool = False) -> Floats:
-        """Predict and learn one row after the other; return what was predicted.
+        """Predict and then learn one row after the other; return the predictions, (..., n).
 
         Parameters
         ----------
         phi : ndarray, shape (..., n, p)
             The rows, of each regression or the same for several.
         y : ndarray, shape (n,)
-            Their labels.
+            Labels.
         last : bool (default: False)
-            Whether nothing is predicted after these rows: then they are not added to the inverse.
-
-        Returns
-        -------
-        ndarray, shape (..., n)
-            Of each row what those before it tell.
+            Whether no prediction follows: then the inverse is not updated.
         """
         if self._triangles is None or (last and len(y) == 1):
             return np.asarray((phi @ self.theta[..., None])[..., 0])
@@ -196,7 +179,6 @@ class Ridges:
         return np.concatenate(found, axis=-1)
 
     def _learn_one(self, phi: Floats, y: float) -> Floats:
-        """Take a row by itself, which is faster."""
         found, memory = np.asarray(np.vecdot(self.theta, phi)), self.memory
         gain = self._times(phi[..., None, :])[..., 0, :]
         spread = (memory + np.vecdot(gain, phi))[..., None]
@@ -215,7 +197,6 @@ class Ridges:
         return found
 
     def _learn_many(self, phi: Floats, y: Floats, *, last: bool) -> list[Floats]:
-        """Take rows in blocks, which are shorter the more is forgotten."""
         if len(y) >= _FEW:
             self._open()
         fewer = math.log(0.01) / math.log(self.memory) if self.memory < 1.0 else _BLOCK
@@ -224,11 +205,11 @@ class Ridges:
         return [self._learn(phi[..., t, :], y[t], last=last and t.stop == len(y)) for t in parts]
 
     def _learn(self, phi: Floats, y: Floats, *, last: bool) -> Floats:
-        """Take a few rows at once.
+        """Learn a few rows at once.
 
-        With S = Phi P Phi^T + W = L L^T and W the rows' ages, L^-1 (y - Phi theta) are the errors
-        of predicting each row from those before it, divided by L's diagonal; and P - K S^-1 K^T,
-        K = P Phi^T, is the inverse after them all.
+        With S = Phi P Phi^T + W = L L^T and W the rows' ages, L^-1 (y - Phi theta) are the one-step
+        prediction errors divided by L's diagonal. P - K S^-1 K^T with K = P Phi^T is the final
+        inverse.
         """
         n, some = len(y), 1
         ages = self.memory ** np.arange(1.0, n + 1.0)
@@ -246,7 +227,7 @@ class Ridges:
         spread[..., each, each] += ages
         try:
             factor = np.linalg.cholesky(spread)
-        except np.linalg.LinAlgError:  # of inverses that are none: whether it fails must not show
+        except np.linalg.LinAlgError:  # a failure on invalid inverses must not show
             self.rows += n
             return np.asarray((phi @ self.theta[..., None])[..., 0][..., ::some])
         wrong = (y - (phi @ self.theta[..., None])[..., 0])[..., None]
@@ -261,7 +242,6 @@ class Ridges:
         return np.asarray((y - factor[..., each, each] * wrong)[..., ::some])
 
     def _times(self, phi: Floats) -> Floats:
-        """Return rows times the inverses, shape (..., n, p)."""
         if self._whole.size:
             return phi @ self._whole
         assert self._triangles is not None
@@ -276,7 +256,6 @@ class Ridges:
         return found * self._scale
 
     def _columns(self, places: NDArray[np.intp]) -> Floats:
-        """Return columns of the inverses as rows, shape (..., n, p)."""
         if self._whole.size:
             return self._whole[..., places, :]
         assert self._triangles is not None
@@ -286,7 +265,6 @@ class Ridges:
         return found * self._scale
 
     def _add(self, gain: Floats, growth: float) -> None:
-        """Take products of rows ``gain`` away from the inverses, which then grow."""
         if not self._whole.size:
             self._since = np.concatenate([self._since, gain / math.sqrt(self._scale)], axis=-2)
             self._scale *= growth
@@ -296,7 +274,6 @@ class Ridges:
             self._whole *= growth
 
     def _open(self) -> None:
-        """Make whole matrices of the inverses."""
         if not self._whole.size:
             assert self._triangles is not None
             self._whole = _square(self._triangles, self.theta.shape[-1])
@@ -307,7 +284,7 @@ class Ridges:
 
     @property
     def state(self) -> list[Floats]:
-        """What they go on from: rows and scale, P, coefficients and U, all flat."""
+        """Flat arrays to restore from: rows and scale, P, coefficients, U."""
         inverse = self._triangles
         if self._whole.size:
             inverse = self._whole if self.theta.shape[-1] <= _SMALL else _triangle(self._whole)
@@ -321,23 +298,12 @@ STATE = 4
 
 
 def from_start(start: Floats, features: int, **more: Any) -> Ridges:
-    """Return regressions that begin from what :func:`solve` returns, or from coefficients alone.
-
-    Parameters
-    ----------
-    start : ndarray, shape (..., numbers(p)) or (..., p)
-        Of each, with or without its inverse.
-    features : int
-        p.
-    **more
-        Of :class:`Ridges`.
-    """
+    """Return regressions from what :func:`solve` returns, or from coefficients alone."""
     inverse = start[..., :-features] if start.shape[-1] > features else None
     return Ridges(inverse, start[..., -features:], **more)
 
 
 def from_state(state: list[Floats], shape: tuple[int, ...], features: int, **more: Any) -> Ridges:
-    """Return ``shape`` regressions that go on from a :attr:`Ridges.state`."""
     (rows, scale), inverse, theta, since = state
     since = since.reshape(*shape, -1, features)
     inverse, theta = inverse.reshape(*shape, -1), theta.reshape(*shape, features)
@@ -345,42 +311,31 @@ def from_state(state: list[Floats], shape: tuple[int, ...], features: int, **mor
 
 
 def without_inverses(states: list[Floats]) -> list[Floats]:
-    """Return states that predict and do not learn."""
+    """Return states that can predict but not learn."""
     kept = [True, False, True, False]  # of the parts of a state
     return [one if kept[k % STATE] else one[:0] for k, one in enumerate(states)]
 
 
 def unlearned(features: int, ridge: float) -> Floats:
-    """Return what a learner begins from that has seen nothing."""
     return np.concatenate([np.eye(features).take(_upper(features)) / ridge, np.zeros(features)])
 
 
 def widths(kernels: int, width: float) -> bytes:
-    """Return the widths of so many kernels around ``width``, little-endian float64."""
+    """Return the widths of kernels around ``width``, little-endian float64."""
     ratios = [_WIDTHS[k] if k < len(_WIDTHS) else 2.0 ** (k - 4) for k in range(kernels)]
     return (width * np.array(ratios)).astype("<f8").tobytes()
 
 
 def raw_rows(x: NDArray[Any]) -> Floats:
-    """Return rows as learners on raw columns take them: with a one."""
     found = np.ones((len(x), x.shape[1] + 1))
     found[:, :-1] = x
     return found
 
 
 def kernel_rows(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) -> Floats:
-    """Return rows as learners on features take them, shape (kernels, n, 2 D).
+    """Return the random features of rows, shape (kernels, n, 2 D).
 
-    Parameters
-    ----------
-    x : ndarray, shape (n, d)
-        The rows.
-    bandwidths : bytes
-        Widths of the kernels; none are known yet if it is empty.
-    features : int
-        D, frequencies of each kernel.
-    seed : int
-        Of the draw.
+    Empty ``bandwidths``: no width is known yet, so there are no kernels.
     """
     if not bandwidths:
         return np.zeros((0, len(x), 2 * features))
@@ -390,18 +345,17 @@ def kernel_rows(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) ->
 
 
 def summed_places(features: int, summed: int) -> NDArray[np.intp]:
-    """Return the places of those of D frequencies of a kernel that are summed."""
+    """Return the columns of the summed frequencies of a kernel."""
     half = np.arange(summed)
     return np.concatenate([half, features + half])
 
 
 def all_rows(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) -> Floats:
-    """Return all that learners take of rows side by side: raw columns, a one, kernel by kernel."""
     return np.column_stack([raw_rows(x), *kernel_rows(x, bandwidths, features, seed)])
 
 
 def distance(total: Floats, features: int) -> float:
-    """Return the root mean squared distance of two rows, from the sums of raw columns and a one."""
+    """Return the root mean squared distance of two rows, from sums of raw columns and a one."""
     matrix = _square(total[: total.size - features], features)  # last row: sums of columns
     rows = max(1.0, matrix[-1, -1])
     spread = np.trace(matrix[:-1, :-1]) / rows - (matrix[-1, :-1] ** 2).sum() / rows**2

@@ -1,6 +1,6 @@
-"""Which sums of POF-RLS ride on which message, so that the release limit allows them.
+"""Plan which sums of POF-RLS go with which message, within the release limit.
 
-Products of w columns need 2 w hidden rows. With fewer rows than columns the columns of whole
+Products of w columns need 2 w hidden rows. With fewer rows than columns, the columns of whole
 numbers span all whole vectors, and lattice reduction finds the rows.
 """
 
@@ -15,31 +15,29 @@ from ..guard.counting import least_samples
 from .messages import SUM_BOUND
 from .ridge import numbers
 
-#: Samples per message at most, unless they are given or the sums of raw columns need more.
+#: Most samples per message, unless set by the user or needed for raw columns.
 MOST_SAMPLES = 50
-#: Features are summed over at most so many times the samples that one message would need for them.
+#: Features are summed over at most so many times the samples that one message would need.
 _WAIT = 2
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which sums the messages of a run take.
+    """Sums of each message of a run.
 
     Attributes
     ----------
     stops : tuple of int
-        Samples of each client after each message. A message takes as many as all before it, from
-        the fewest that will do to the most: so what was summed is never less than half.
+        Samples of each client after each message. A message takes as many as all before it, within
+        limits, so at least half are always summed.
     starts : tuple of int
-        First sample of each client that no features were summed of when the message comes.
+        First sample of each client that is in no sum of features before the message.
     sums : tuple of bool
-        Whether features are summed in the message: of all samples from ``starts`` on.
+        Whether the message sums features, of all samples from ``starts`` on.
     raw : int
-        Fewest samples of a message that sums raw columns; 0 if none does.
-    features : int
-        Frequencies of each kernel that are summed; 0 if none are.
-    kernels : int
-        So many kernels, the first ones, are summed.
+        Fewest samples of a message that sums raw columns; 0 for none.
+    features, kernels : int
+        Summed frequencies per kernel, and summed kernels; 0 for none.
     """
 
     stops: tuple[int, ...] = (1,)
@@ -66,39 +64,34 @@ def plan(
     hidden: float = math.inf,
     fewest: int = 1,
 ) -> Plan:
-    """Plan the messages so that no more numbers are released of any rows than they have unknowns.
+    """Plan messages that never release more numbers about rows than these have unknowns.
 
-    Raw columns come first, in every message, then kernels, then as many frequencies of the first
-    kernel as are left: fewer kernels of all frequencies predict better than all of few. These are
-    summed over the samples of several messages, which are as short as raw columns allow.
+    Raw columns come first, in every message, then kernels, then frequencies of the first kernel:
+    fewer kernels with all frequencies predict better. Features are summed over several messages,
+    which are as short as raw columns allow.
 
     Parameters
     ----------
     samples : int
         T, of each client.
-    unknowns : float
-        Of a message with one sample of each client; infinite if nothing is counted.
+    unknowns, hidden : float
+        Of a message with one sample of each client; infinite without limit.
     given : int or None
-        Samples per message, if they are given.
+        Samples per message, if set by the user.
     columns : int
-        Raw columns with a one; 0 if their sums are not wanted.
+        Raw columns with a one; 0 to sum none.
     kernels, features : int
-        Kernels whose features are wanted, and how many frequencies of each.
+        Kernels to sum, and frequencies of each.
     fixed : int
-        Numbers that each message has besides.
-    up : float
-        Most numbers of a message.
-    down : float
-        Most coefficients that a client gets.
+        Further numbers of each message.
+    up, down : float
+        Most numbers of a message, most coefficients to a client.
     known : bool
-        Whether the kernels have a width before raw columns are summed.
+        Whether kernels have a width before raw columns are summed.
     steady : bool
         Whether the first messages are as long as the others.
-    hidden : float
-        Hidden rows of a message with one sample of each client; infinite if nothing is counted.
     fewest : int
-        Messages have multiples of so many samples, so that two runs have places in common; the
-        first ones also where samples are given.
+        Messages have multiples of so many samples, so that two runs share boundaries.
     """
     room = unknowns if unknowns > 0.0 else math.inf
     wide = ROWS_PER_COLUMN / hidden if hidden > 0.0 else 0.0  # samples that a column needs
@@ -115,12 +108,12 @@ def plan(
     if for_raw > max(fewest, enough):
         for_raw = 0
     raw *= for_raw > 0
-    if raw and fewest > 1:  # what windows of two runs differ by has products of raw columns too
+    if raw and fewest > 1:  # windows of two runs differ in products of raw columns, too
         fewest = max(fewest, math.ceil(wide * columns))
         for_raw = fewest * math.ceil(for_raw / fewest)
     if given is None:
         shared = raw + kernels * numbers(2 * features)
-        # or clients need nothing of each other
+        # nothing is shared: clients are independent
         wanted = least(shared, 2 * features * (kernels > 0)) if shared else MOST_SAMPLES
         most = max(for_raw, min(wanted, MOST_SAMPLES, samples), fewest)
     left, down = min(room * most, up) - fixed - raw, down - columns * (for_raw > 0)
@@ -155,14 +148,14 @@ def plan(
 
 
 def too_wide(width: int, hidden: float) -> str:
-    """Return what is wrong with sums of products of so many columns, nothing if they pass."""
+    """Return why products of ``width`` columns are not allowed; empty if they are."""
     if ROWS_PER_COLUMN * width <= hidden:
         return ""
     return f"products of {width} columns would be opened about {hidden:.0f} hidden rows"
 
 
 def wide_sum(problem: str, party: str = "") -> RefusedError:
-    """Return the error with which products of too many columns are refused, on either side."""
+    """Return the error for products of too many columns, on either side."""
     return RefusedError(
         f"refused: {problem}",
         remedy=f"take more samples per message or fewer columns: each needs {ROWS_PER_COLUMN} rows",
@@ -172,7 +165,6 @@ def wide_sum(problem: str, party: str = "") -> RefusedError:
 
 
 def _stops(samples: int, first: int, most: int) -> list[int]:
-    """Return samples after each message: each as many as all before it, up to the most."""
     stops = [0]
     while (rest := samples - stops[-1]) > 0:
         step = min(max(first, stops[-1]), most)
@@ -181,15 +173,14 @@ def _stops(samples: int, first: int, most: int) -> list[int]:
 
 
 def _window(step: int, each: int, some: int, room: float) -> float:
-    """Return after how many samples features can be summed, in messages of ``step`` of them."""
+    """Return after how many samples features can be summed, with ``step`` samples per message."""
     left = room * step - each
     return step * math.ceil(some / left) if left > 0.0 else math.inf
 
 
 def scale(samples: int) -> float:
-    """Return by what sums of so many samples are multiplied to fill the bound of secure sums.
+    """Return the factor by which sums of ``samples`` samples fill the bound of secure sums.
 
-    A power of two. Products of features of rows in the unit ball, and of labels, are at most 1;
-    half of the bound is left for what is a little larger.
+    A power of two. Products of features and labels are at most 1; half of the bound is reserve.
     """
     return float(SUM_BOUND) / 2.0 ** (1 + math.ceil(math.log2(samples)))

@@ -1,7 +1,7 @@
-"""Where the rows of a stream come from: an iterator, or a file that grows.
+"""Sources of a stream's rows: an iterator, or a growing file.
 
-A source is asked for the rows after a place and keeps nothing: the place is the client's to keep,
-and moves when rows have taken part. So a client may be built anew for every message.
+A source keeps no state. The client stores the place and moves it once rows have taken part, so it
+may be rebuilt for every message.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from ..errors import OptionError, TableError
 from ..plain_text import read_json
 
-#: Rows that a client of a stream says it has: it sums as many as a message takes, or none.
+#: Number of rows that a stream's client reports: each message takes its own number.
 ROWS = 1 << 40
-#: What is said of a stream without enough rows, which the server may know.
+#: Reasons for too few rows, which the server may see.
 LATE, ENDED = "its stream has too few new rows yet", "its stream has ended"
 
-_LOOK = 0.2  # seconds from one look for new rows to the next
-_HEAD = 1024  # bytes by which a file is known again
+_LOOK = 0.2  # seconds between two checks for new rows
+_HEAD = 1024  # bytes that identify a file
 _SEPARATORS = ",;\t|"
 _MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 _WORDS = {"true": 1.0, "false": 0.0}
@@ -52,7 +52,7 @@ class Place:
     head : str
         Digest of the beginning of the file.
     skipped : int
-        Rows so far that could not be used.
+        Unusable rows so far.
     """
 
     offset: int = 0
@@ -62,20 +62,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Found:
-    """Rows of a stream.
+    """Rows of a stream, and the place after them.
 
     Attributes
     ----------
     x, y : ndarray, shape (n, d) and (n,)
     ids : list of str or None
     place : Place
-        After them.
     skipped : Counter
-        Why rows between them could not be used.
+        Reasons why rows were unusable.
     ended : bool
         Whether no others will come.
     anew : bool
-        Whether the file is not the one that was read before.
+        Whether the file was replaced since the last read.
     """
 
     x: Floats
@@ -89,35 +88,29 @@ class Found:
 
 @runtime_checkable
 class Source(Protocol):
-    """Where rows come from."""
+    """Interface of a stream's rows."""
 
     def names(self, wait: float) -> tuple[str, ...]:
-        """Return the names of the features, once they are known; wait no longer than that."""
+        """Return the names of the features; wait up to ``wait`` seconds."""
 
     def take(self, place: Place, rows: int, wait: float) -> Found:
-        """Return the next rows after a place, or those that there are after so many seconds."""
+        """Return up to ``rows`` rows after a place; wait up to ``wait`` seconds."""
 
 
 class IteratorSource:
-    """Rows of an iterator of (features, label); of None where there is nothing yet.
+    """Rows of an iterator of (features, label); None means that no row is ready yet.
 
-    It may be made anew for every message, then it is read up to the place again; or live on, then
-    it must be given to every client as this object.
-
-    Parameters
-    ----------
-    rows : iterable of (array, number) or None
-    columns : sequence of str, optional
-        Names of the features.
+    Create it anew for every message (it skips up to the place), or pass one object to all clients.
+    ``columns`` are the names of the features.
     """
 
     def __init__(self, rows: Iterable[Any], columns: Sequence[str] = ()) -> None:
         self._rows, self._columns = iter(rows), tuple(columns)
-        self._ahead: deque[Any] = deque()  # items that were read and have not taken part
+        self._ahead: deque[Any] = deque()  # items that were read and not used yet
         self._first = 0  # place of the first of them
 
     def names(self, wait: float) -> tuple[str, ...]:
-        """Return the names of the features, or numbers."""
+        """Return the names of the features, by default x0, x1, ..."""
         if self._columns:
             return self._columns
         found = self.take(Place(self._first), 1, wait)
@@ -145,7 +138,7 @@ class IteratorSource:
             if problem := _pair(item, found.width):
                 found.why[problem] += 1
             else:
-                found.width = len(item[0])  # of the first row, if no columns are named
+                found.width = len(item[0])  # of the first row, without column names
                 found.put(item[0], float(item[1]))
         after = Place(number, skipped=place.skipped + found.why.total())
         return found.result(after, ended=ended, anew=False)
@@ -153,7 +146,6 @@ class IteratorSource:
     _over = False
 
     def _read(self, deadline: float) -> bool:
-        """Read an item; tell whether there was one."""
         while True:
             item = next(self._rows, self)
             self._over = item is self
@@ -169,25 +161,25 @@ class IteratorSource:
 
 @dataclass(frozen=True)
 class FileSource:
-    """Rows of a CSV or JSONL file, a row a line; further lines may be written while it is read.
+    """Rows of a CSV or JSONL file, one per line, that may grow while it is read.
 
-    A last line without its end is left until it has one. A file that does not begin as before, or
-    is shorter than what was read of it, is another one and read from its beginning.
+    A last line without a line end waits. A file that begins differently, or is shorter than what
+    was read, is new and read from its beginning.
 
     Parameters
     ----------
     path : Path
-        A CSV file begins with the names of its columns, a JSONL file with ``{``.
+        A CSV file begins with column names, a JSONL file with ``{``.
     label : str
         The column to predict.
     id_column : str, optional
-        The column that names a row.
+        The column of row ids.
     columns : sequence of str, optional
-        The features, in order; by default all columns but these, of JSONL those of the first line.
+        The features, in order; by default all other columns (of JSONL's first line).
     sep, decimal : str, optional
-        Of CSV: what parts the cells, by default what parts the names; the decimal mark.
+        CSV delimiter, by default detected, and decimal mark.
     na : str
-        Marks of missing cells beside the usual ones, separated by commas.
+        Further marks of missing cells, separated by commas.
     follow : bool (default: True)
         Whether further rows may come.
     """
@@ -202,13 +194,7 @@ class FileSource:
     follow: bool = True
 
     def names(self, wait: float) -> tuple[str, ...]:
-        """Return the names of the features.
-
-        Raises
-        ------
-        TableError
-            There is no file, or no label.
-        """
+        """Return the names of the features; TableError if the file or its label is missing."""
         deadline = time.monotonic() + wait
         while not (head := self._head()):
             if time.monotonic() >= deadline:
@@ -238,7 +224,6 @@ class FileSource:
     # -- the file
 
     def _head(self) -> bytes:
-        """Return the first line; nothing if it is not there yet."""
         try:
             with self.path.open("rb") as file:
                 line = file.readline()
@@ -249,7 +234,6 @@ class FileSource:
         return line if line.endswith(b"\n") else b""
 
     def _known(self, place: Place) -> bool:
-        """Tell whether the file is the one in which the place is."""
         return not place.head or self._digest(place.offset) == place.head
 
     def _digest(self, offset: int) -> str:
@@ -263,7 +247,6 @@ class FileSource:
         return hashlib.blake2b(begin, digest_size=16).hexdigest()
 
     def _read(self, place: Place, found: _Rows) -> Place:
-        """Add complete lines after a place until there are enough rows."""
         head = self._head()
         if not head:
             return place
@@ -285,7 +268,6 @@ class FileSource:
     def _add(
         self, found: _Rows, cells: Mapping[str, Any] | None, names: Sequence[str], bad: str
     ) -> None:
-        """Add a row, or why it is none: of a line without cells ``bad``."""
         found.width = len(names)
         if cells is None:
             found.why[bad] += 1
@@ -302,7 +284,6 @@ class FileSource:
         found.put(features, target, name)
 
     def _layout(self, head: bytes) -> tuple[Callable[[str], Any], tuple[str, ...], int]:
-        """Return what reads a line, the names of the features, and how many cells a line has."""
         text = head.decode("utf-8-sig", "replace").strip()
         read: Callable[[str], Any] = _json_cells
         width = 0
@@ -326,7 +307,6 @@ class FileSource:
         return read, self.columns or tuple(n for n in columns if n not in others), width
 
     def _number(self, cell: Any) -> float | str:
-        """Return a cell's number, or why it has none."""
         if isinstance(cell, str):
             text = cell.strip()
             if text.lower() in _MISSING or text in self.na.split(","):
@@ -348,8 +328,6 @@ class FileSource:
 
 @dataclass
 class _Rows:
-    """Rows as they are read."""
-
     most: int
     x: list[Any] = field(default_factory=list)
     y: list[float] = field(default_factory=list)
@@ -358,20 +336,17 @@ class _Rows:
     width: int = 0
 
     def put(self, features: Any, target: float, name: str = "") -> None:
-        """Add a row that is one."""
         self.x.append(features)
         self.y.append(target)
         self.ids.append(name)
 
     def result(self, place: Place, *, ended: bool, anew: bool) -> Found:
-        """Return them as arrays."""
         x = np.array(self.x, np.float64).reshape(len(self.y), self.width)
         named = self.ids if any(self.ids) else None
         return Found(x, np.array(self.y), named, place, self.why, ended, anew)
 
 
 def _pair(item: Any, width: int) -> str:
-    """Return why an item is no row, nothing if it is one."""
     try:
         features, label = np.asarray(item[0], np.float64), float(item[1])
     except (TypeError, ValueError, IndexError, KeyError):
@@ -389,7 +364,7 @@ def _json_cells(line: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-# -- the file of a stream: a node's own, or one into which what comes to a socket is written
+# -- the file of a stream: the node's own, or that of its feeder for rows from a socket
 
 
 class Address(NamedTuple):
@@ -405,7 +380,7 @@ def read_address(stream: str | Path) -> Address | None:
     Raises
     ------
     OptionError
-        Other machines could reach it, or it is none.
+        The address is invalid, or other machines could reach it.
     """
     text = str(stream)
     if text.startswith(_UNIX):
@@ -431,19 +406,19 @@ def read_address(stream: str | Path) -> Address | None:
 
 
 def spool_file(state_dir: Path, partition: int) -> Path:
-    """Return the file into which a feeder writes what came to a node's socket."""
+    """Return the file into which a feeder writes a socket's rows."""
     return state_dir / f"stream-{partition}.rows"
 
 
 def open_stream(
     stream: str | Path, state_dir: Path | None, partition: int, *, label: str | None, **how: Any
 ) -> FileSource:
-    """Return the rows of a file, or of a socket from the file of its feeder.
+    """Return the rows of a file, or of a socket (from its feeder's file).
 
     Raises
     ------
     OptionError
-        There is no label, or no folder for what comes to a socket.
+        Without a label, or a socket without a folder for its rows.
     """
     if label is None:
         raise OptionError(
@@ -462,13 +437,7 @@ def open_stream(
 
 
 def fed_by_socket(config: Mapping[str, Any]) -> tuple[Address, Path] | None:
-    """Return socket and file of a node's feeder, None where it needs none.
-
-    Raises
-    ------
-    OptionError
-        The node's configuration does not serve.
-    """
+    """Return socket and file of a node's feeder, None if it needs none; raise OptionError."""
     address = read_address(str(config.get("stream", "")))
     if address is None:
         return None

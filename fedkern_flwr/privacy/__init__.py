@@ -1,8 +1,8 @@
-"""Differential privacy on exact sums of integers: noise, what it must be, what it costs.
+"""Add differential privacy to exact sums of integers.
 
-* :mod:`.noise`: Skellam noise, drawn exactly from the operating system's randomness.
-* :mod:`.accounting`: how far one row moves a release, and what releases cost together.
-* :mod:`.budget`: what a run may cost, and the noise of a release that costs so much.
+* :mod:`.noise`: exact Skellam noise.
+* :mod:`.accounting`: the sensitivity of a release, and the cost of releases together.
+* :mod:`.budget`: the budget of a run, and the noise of a release within it.
 """
 
 from __future__ import annotations

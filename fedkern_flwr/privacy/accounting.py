@@ -1,4 +1,4 @@
-"""What releases with noise cost: how far one row moves them, and epsilon of all of them."""
+"""Compute sensitivities, and the cost of releases with noise."""
 
 from __future__ import annotations
 
@@ -17,46 +17,38 @@ from ..errors import OptionError
 
 
 def ridge(features: int, labels: float) -> float:
-    """Return how far a record moves the upper triangle of Phi^T Phi, and Phi^T y.
+    """Return by how much a record moves the upper triangle of Phi^T Phi, and Phi^T y.
 
-    A row of Phi has D = ``features`` / 2 pairs of a sine and a cosine, each pair of length
-    sqrt(1 / D), so that a row has length one. A record that takes the place of another, with
-    u^T v = c, moves Phi^T Phi by u u^T - v v^T, whose squared length is 2 - 2 c^2. The upper
-    triangle has half of that and half of what the diagonal has. Of a pair with the inner product
-    c_j / D it has two entries, each moved by at most sqrt(1 - c_j^2) / D: all their squares add up
-    to at most 2 (1 - c^2) / D. Phi^T y is moved by at most the root of 2 b^2 (1 + abs(c)), for
-    labels of length b. The squares together, k (1 - c^2) + 2 b^2 (1 + abs(c)) with k = 1 + 1 / D,
-    are largest at abs(c) = b^2 / k, or at 1 if that is more.
-
-    Parameters
-    ----------
-    features : int
-        m = 2 D.
-    labels : float
-        Bound of the Euclidean length of a row's labels.
+    ``features`` is the length m of a row of Phi, which has norm one; ``labels`` bounds the
+    Euclidean norm of a row's labels.
     """
+    # A row of Phi has D = m / 2 pairs of a sine and a cosine, each of length sqrt(1 / D), so its
+    # length is one. Replacing u by v, with u^T v = c, moves Phi^T Phi by u u^T - v v^T, of squared
+    # length 2 - 2 c^2. The upper triangle has half of that and half of the diagonal's. A pair with
+    # inner product c_j / D has two diagonal entries, each moved by at most sqrt(1 - c_j^2) / D:
+    # their squares sum to at most 2 (1 - c^2) / D. Phi^T y moves by at most sqrt(2 b^2 (1 +
+    # abs(c))), for labels of length b. The sum of squares, k (1 - c^2) + 2 b^2 (1 + abs(c)) with k
+    # = 1 + 1 / D, is largest at abs(c) = b^2 / k, or at 1 if that is more.
     squares, label = 1.0 + 2.0 / features, labels**2
     return 2.0 * labels if label > squares else (squares + label) / math.sqrt(squares)
 
 
 def confusion() -> float:
-    """Return how far a held-out row moves counts in which it stands once."""
+    """Return how far a held-out row moves counts that have it once."""
     return math.sqrt(2.0)
 
 
 def errors(outputs: int) -> float:
-    """Return how far a held-out row moves the sums of a regression, in units of the labels' bound.
-
-    Of each output: squared errors in [0, 4], absolute ones in [0, 2], labels in [-1, 1] and their
-    squares in [0, 1], where predictions are within the bound.
-    """
+    """Return how far a held-out row moves the sums of a regression, in units of the bound."""
+    # Per output, for predictions within the bound: squared errors in [0, 4], absolute errors in [0,
+    # 2], labels in [-1, 1] and their squares in [0, 1].
     return math.sqrt(outputs * (4.0**2 + 2.0**2 + 2.0**2 + 1.0**2))
 
 
-# -- what releases cost: Renyi divergences, added up, turned into epsilon by ``dp-accounting``
+# -- what releases cost: Renyi divergences, added up and converted to epsilon by ``dp-accounting``
 #
-# The curve of a release is its Renyi divergence at :data:`ORDERS`. Curves of releases about the
-# same records add up, also where a later one depends on what earlier ones told; of disjoint records
+# The curve of a release is its Renyi divergence at the module's list of alphas. Curves of releases
+# about the same records add up, even if a later one depends on earlier results; of disjoint records
 # the larger one counts.
 #
 # References
@@ -66,24 +58,23 @@ def errors(outputs: int) -> float:
 
 Curve = NDArray[np.float64]
 
-#: Orders of the divergences: whole numbers, as the theorem asks.
+#: Alphas of the divergences: integers, as the theorem requires.
 ORDERS = np.array([*range(2, 65), *range(68, 129, 4), *range(144, 513, 16), 640, 768, 1024])
 
 _INSTALL = "pip install 'fedkern-flwr[privacy]'"
 
 
 def skellam_curve(variance: float, euclidean: float, absolute: float) -> Curve:
-    """Return the divergences of a vector of integers with Skellam noise.
+    """Return the Renyi divergences of a vector of integers with Skellam noise.
 
     At order a: a S2^2 / (2 v) + min(((2 a - 1) S2^2 + 6 S1) / (4 v^2), 3 S1 / (2 v)).
 
     Parameters
     ----------
     variance : float
-        v, of the noise on each integer.
+        v, variance of the noise on each integer.
     euclidean, absolute : float
-        S2, S1: by how much one record moves the vector, as the root of the sum of squares and as
-        the sum of absolute values.
+        S2, S1: Euclidean and absolute length by which one record moves the vector.
     """
     square = euclidean**2
     extra = ((2.0 * ORDERS - 1.0) * square + 6.0 * absolute) / (4.0 * variance**2)
@@ -92,13 +83,7 @@ def skellam_curve(variance: float, euclidean: float, absolute: float) -> Curve:
 
 
 def epsilon_of(curve: Curve, delta: float) -> float:
-    """Return epsilon of a curve at a delta, infinity where there is none.
-
-    Raises
-    ------
-    OptionError
-        ``dp-accounting`` is not installed.
-    """
+    """Return epsilon of a curve at a delta, infinity if there is none."""
     if not curve.any():
         return 0.0
     if delta <= 0.0:
@@ -110,12 +95,12 @@ def epsilon_of(curve: Curve, delta: float) -> float:
 def least_variance(
     euclidean: float, absolute: float, epsilon: float, delta: float, *, least: int, times: int = 1
 ) -> int:
-    """Return the least variance with which ``times`` releases cost no more than (epsilon, delta).
+    """Return the least variance with which ``times`` releases cost at most (epsilon, delta).
 
     Raises
     ------
     OptionError
-        ``dp-accounting`` is not installed, or there is none.
+        There is none, or ``dp-accounting`` is not installed.
     """
 
     def fits(variance: int) -> bool:
@@ -139,12 +124,7 @@ def least_variance(
 
 
 def check_accountant(party: str = "") -> None:
-    """Refuse to begin without the library that accounts; ``party`` is who has it not.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise OptionError if ``dp-accounting`` is not installed at ``party``."""
     _rdp(party)
 
 

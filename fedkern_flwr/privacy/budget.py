@@ -1,8 +1,8 @@
-"""What a run may cost, and the noise of a release that costs no more.
+"""Define the privacy budget of a run, and the noise of a release within it.
 
-Each party of a sum adds noise of variance v / (t - c): v is what the release needs, t the least
-number of parties over which the sum can be opened, and c the number of colluders, who subtract
-what they added. So every sum that is opened has at least v that nobody knows.
+Each party of a sum adds noise of variance v / (t - c), where v is the variance that the release
+needs. The sum can be opened over at least t parties, and c colluders can subtract their noise. So
+every opened sum has at least variance v of noise that nobody knows.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _FINEST, _COARSEST = 40, -20  # fractional bits
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may cost.
+    """Limit what a run may cost.
 
     Attributes
     ----------
     epsilon, delta : float
-        Of all that the run releases about a unit.
+        Limits for all releases of the run about a unit.
     unit : {"row", "party"}
         What is substituted: one record, or all records of a party.
     colluders : int
-        c, parties that may tell each other, or the server, the noise that they added.
+        c, parties that may reveal their noise.
     """
 
     epsilon: float
@@ -46,12 +46,6 @@ class Budget:
     colluders: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what is no budget.
-
-        Raises
-        ------
-        OptionError
-        """
         if not 0.0 < self.epsilon < math.inf:
             raise OptionError(
                 f"privacy_epsilon is {self.epsilon}",
@@ -80,15 +74,8 @@ class Budget:
     def check_rows(self, rows: Sequence[int]) -> None:
         """Refuse a delta with which a release could show whole records.
 
-        Parameters
-        ----------
-        rows : sequence of int
-            Of each party.
-
-        Raises
-        ------
-        OptionError
-            Delta is one over the rows or more; with unit ``party``, one over the parties.
+        ``rows`` are those of each party. Delta must be less than one over all rows; with unit
+        ``party``, one over the parties.
         """
         count, what = (len(rows), "parties") if self.unit == "party" else (sum(rows), "rows")
         if self.delta * count >= 1.0:
@@ -98,18 +85,12 @@ class Budget:
             )
 
     def write(self) -> str:
-        """Return the budget as text, for a message."""
         return json.dumps(asdict(self))
 
     @classmethod
-    @lru_cache(maxsize=64)  # a node asks for every sum
+    @lru_cache(maxsize=64)  # a node reads it for every sum
     def read(cls, text: str) -> Budget | None:
-        """Read what :meth:`write` returned; nothing of an empty text.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Read the text of :meth:`write`; None for an empty one."""
         if not text:
             return None
         try:
@@ -122,13 +103,7 @@ class Budget:
         raise OptionError("the budget of the run is none", code="FK-MESSAGE-FIELD")
 
     def honest(self, least: int, name: str) -> int:
-        """Return t - c, of a sum that is opened over ``least`` parties or more.
-
-        Raises
-        ------
-        OptionError
-            There are none.
-        """
+        """Return t - c for a sum over at least t = ``least`` parties, which must be positive."""
         if least <= self.colluders:
             raise OptionError(
                 f"{name} may be opened over {least} parties of which {self.colluders} collude",
@@ -144,7 +119,7 @@ class NoisySum:
     Attributes
     ----------
     variance : int
-        Of each party's noise, in units of the last place squared; 0 for none.
+        Variance of each party's noise, in squared units of the last place; 0 for none.
     fraction : int
         Fractional bits of the fixed point: a unit is 2^-fraction.
     """
@@ -153,7 +128,7 @@ class NoisySum:
     fraction: int = 0
 
     def deviation(self, parties: int) -> float:
-        """Return the standard deviation of the noise of a sum over so many parties."""
+        """Return the standard deviation of the noise in a sum over ``parties`` parties."""
         return math.sqrt(parties * self.variance) * 2.0**-self.fraction
 
 
@@ -163,20 +138,16 @@ class Release:
 
     Attributes
     ----------
-    name : str
-        What is summed.
     noise : NoisySum
-        What each party adds.
+        Noise of each party.
     curve : ndarray of float64
-        Renyi divergences (:data:`~fedkern_flwr.privacy.accounting.ORDERS`) at the least noise.
+        Renyi divergences at the least noise, see :mod:`fedkern_flwr.privacy.accounting`.
     delta : float
-        At which epsilon is told, less what the sampler's total variation takes.
+        Delta of the reported epsilon, less the sampler's total variation.
     sensitivity : float
-        Euclidean length by which a unit moves the sum, with rounding.
+        Euclidean distance by which a unit moves the sum, with rounding.
     honest : int
         t - c.
-    budget : Budget
-        Of the run that it is a part of.
     """
 
     name: str
@@ -189,11 +160,11 @@ class Release:
 
     @property
     def epsilon(self) -> float:
-        """What it costs at its delta."""
+        """Cost at its delta."""
         return epsilon_of(self.curve, self.delta)
 
     def report(self, parties: int) -> dict[str, Any]:
-        """Return what ``result.json`` says of it; ``parties`` contributed."""
+        """Return the entry of ``result.json``; ``parties`` contributed."""
         return {
             "release": self.name,
             "mechanism": "skellam",
@@ -205,12 +176,9 @@ class Release:
 
 
 class Releases:
-    """What a run has released with noise, for its result; also that before it broke off.
+    """All releases of a run with noise, including those before an interruption.
 
-    Attributes
-    ----------
-    noised : dict
-        Name -> a sum with noise that was opened, and over how many parties.
+    ``noised`` maps the name of an opened sum to its release, and its number of parties.
     """
 
     def __init__(self) -> None:
@@ -218,15 +186,14 @@ class Releases:
         self._earlier: dict[str, Any] = {}
 
     def note(self, release: Release, parties: int) -> None:
-        """Remember a sum with noise that was opened over so many parties."""
         self.noised[release.name] = release, parties
 
     def go_on(self, earlier: Mapping[str, Any]) -> None:
-        """Take up what a run that broke off has released."""
+        """Restore the releases of an interrupted run."""
         self._earlier = dict(earlier)
 
     def reports(self) -> dict[str, Any]:
-        """Return what ``result.json`` says of each release, by its name."""
+        """Return the entries of ``result.json``, by name."""
         own = {name: one.report(parties) for name, (one, parties) in self.noised.items()}
         return self._earlier | own
 
@@ -242,36 +209,19 @@ def plan_release(
     least: int,
     times: int = 1,
 ) -> Release:
-    """Return the noise of a sum that costs the whole budget, with as fine a unit as is sensible.
+    """Return the noise of a sum that costs the whole budget, with a unit as fine as sensible.
 
-    Rounding to units moves a party's vector by at most half a unit for each of its numbers, before
-    and after the substitution: sqrt(``length``) units are added to the sensitivity. Integers that
-    move by S2 in length move by no more than S1 = min(sqrt(length) S2, S2^2) in absolute values.
+    Rounding moves a party's vector by at most half a unit per number, before and after the
+    substitution: so sqrt(``length``) units are added to the sensitivity. Integers moved by S2 in
+    Euclidean length move by at most S1 = min(sqrt(length) S2, S2^2) in absolute length.
 
-    Parameters
-    ----------
-    name : str
-        What is summed.
-    budget : Budget
-        What it may cost.
-    sensitivity : float
-        Euclidean length by which a unit moves the sum.
-    length : int
-        How many numbers it has.
-    parties : int
-        N, parties of the sum.
-    least : int
-        t, fewest parties over which it can be opened.
-    times : int (default: 1)
-        Releases about the same unit that share the budget, each at the same cost.
-
-    Raises
-    ------
-    OptionError
-        No noise is enough, or ``dp-accounting`` is not installed.
+    - ``sensitivity``: Euclidean distance by which a unit moves the sum.
+    - ``length``: Length of the sum.
+    - ``parties``, ``least``: N, parties of the sum; t, fewest parties over which it can be opened.
+    - ``times`` (default: 1): Releases about the same unit that share the budget equally.
     """
     honest = budget.honest(least, name)
-    # e^epsilon + 1 times the total variation of all draws is taken from delta
+    # delta loses e^epsilon + 1 times the total variation of all samples
     drawn = float(length) * parties * times * TOTAL_VARIATION
     delta = budget.delta - (math.exp(min(budget.epsilon, 700.0)) + 1.0) * drawn
     if 2.0 * delta <= budget.delta:
@@ -308,26 +258,11 @@ def plan_sum(
     least: int,
     releases: int = 1,
 ) -> Release:
-    """Return the noise of a sum over parties with so many rows each.
+    """Return the noise of a sum over parties with ``rows`` rows each, see :func:`plan_release`.
 
-    With unit ``row`` a record is either learned from or held out, and costs of the ones are none of
-    the others. A party has both, which share the budget, and all its rows may be substituted.
-
-    Parameters
-    ----------
-    name, budget, length, least
-        See :func:`plan_release`.
-    sensitivity : float
-        Euclidean length by which one row moves the sum.
-    rows : sequence of int
-        Of each party.
-    releases : int (default: 1)
-        Sums about the same rows that share the budget.
-
-    Raises
-    ------
-    OptionError
-        See :func:`plan_release`.
+    With unit ``row`` a record is either a training or a held-out row, so their costs do not add up.
+    A party has both, which share the budget, and all its rows may be substituted. ``sensitivity``
+    is for one row; ``releases`` sums about the same rows share the budget.
     """
     budget.check_rows(rows)
     whole = budget.unit == "party"

@@ -1,22 +1,8 @@
-"""Skellam noise: integers drawn from randomness of the operating system, never from a seed.
+"""Draw exact Skellam noise from randomness of the operating system, never from a seed.
 
 A Skellam variable of variance v is the difference of two Poisson variables of mean v / 2. Sums of
-independent ones are Skellam, with the variances added: whoever survives, the noise of a sum has
-the same law as if one party had drawn it.
-
-Its probabilities e^-v I_k(v) are not computed in floating point. The Bessel functions obey
-I_(k-1) = (2k / v) I_k + I_(k+1); begun far out and run inwards (Miller's algorithm) all terms are
-positive, and with integers of more than 180 bits each step loses less than 2^-180 of its value.
-
-A draw takes a sign and 63 random bits u and counts the thresholds below u of the distribution of
-the absolute value, kept to 127 bits: where u is equal to the upper half of a threshold, which
-happens once in some 2^43 draws, 64 further bits decide.
-
-How far a draw is from the law in total variation (:data:`TOTAL_VARIATION`), besides the key stream
-of AES-256, which is taken for random: at most 2^21 thresholds are off by 2^-127 each; the tail of
-a mass below 2^-100 is cut; the recurrence adds at most 2^20 losses of 2^-180. Begun at 14 standard
-deviations, Miller's algorithm is off by the square of I at 14 over I at the cut, which is 12 at
-most, relative: less than e^-48 of what is there, whose mass is below 2^-90. Together below 2^-99.
+independent ones are Skellam, and variances add: whichever parties survive, the noise of a sum has
+the same distribution as if one party had drawn it.
 
 References
 ----------
@@ -38,6 +24,19 @@ from numpy.typing import NDArray
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
+# The probabilities e^-v I_k(v) are computed with integers. The Bessel functions obey I_(k-1) = (2k
+# / v) I_k + I_(k+1). Started far out and run inwards (Miller's algorithm), all terms are positive,
+# and with integers of more than 180 bits each step loses less than 2^-180 of its value.
+#
+# A sample takes a sign and 63 random bits u, and counts the thresholds below u of the distribution
+# of the absolute value, kept to 127 bits. If u equals the upper half of a threshold, once in some
+# 2^43 samples, 64 more bits decide.
+#
+# The total variation distance of a sample assumes that the key stream of AES-256 is random. At most
+# 2^21 thresholds are wrong by 2^-127 each. A tail of mass below 2^-100 is cut. The recurrence loses
+# at most 2^20 times 2^-180. Started at 14 standard deviations, Miller's algorithm has a relative
+# error of the square of I at 14 over I at the cut, which is at 12 or less: below e^-48, on a mass
+# below 2^-90. The total is below 2^-99.
 #: How far the law of one draw is from Skellam's in total variation, at most.
 TOTAL_VARIATION = 2.0**-99
 #: Bytes of the key of a stream of noise.
@@ -48,26 +47,26 @@ LEAST_VARIANCE, MOST_VARIANCE = 1 << 16, 1 << 32
 _BEGIN = 1 << 190
 _TAIL = 100  # bits: a tail of a mass below 2^-100 is cut
 _HALF, _LOW = 1 << 63, (1 << 64) - 1
-_BLOCK = 1 << 17  # draws at once: their words stay in the processor's cache
+_BLOCK = 1 << 17  # samples at once: their words stay in the processor's cache
 
 
 def skellam(variance: int, size: int, key: bytes | None = None) -> Integers:
-    """Draw integers of a Skellam law with mean zero.
+    """Sample integers from a Skellam distribution with mean zero.
 
     Parameters
     ----------
     variance : int
-        Of each, from 2^16 to 2^32.
+        Variance, from 2^16 to 2^32.
     size : int
-        How many.
+        Number of samples.
     key : bytes, optional
-        32 secret bytes that were drawn from the operating system, for one vector only: the same
-        key gives the same noise. By default they are drawn here.
+        32 secret random bytes, for one vector only: the same key gives the same noise. Default: new
+        bytes from the operating system.
 
     Returns
     -------
     ndarray of int64, shape (size,)
-        None is larger than :func:`reach` in absolute value.
+        Absolute values are at most :func:`reach`.
     """
     if not LEAST_VARIANCE <= variance <= MOST_VARIANCE:
         raise ValueError(f"variance {variance} is outside {LEAST_VARIANCE}..{MOST_VARIANCE}")
@@ -80,14 +79,13 @@ def skellam(variance: int, size: int, key: bytes | None = None) -> Integers:
 
 
 def reach(variance: int) -> int:
-    """Return what no draw of this variance exceeds in absolute value: 14 standard deviations."""
+    """Return the largest absolute value of a sample: 14 standard deviations."""
     return 14 * (math.isqrt(variance) + 1) if variance else 0
 
 
 def _draw(words: Words, upper: Words, lower: Words, stream: CipherContext) -> Integers:
-    """Turn random words into draws: the lowest bit is the sign, the others pick the size."""
     bits = words >> np.uint64(1)
-    found = np.searchsorted(upper, bits)  # thresholds whose upper half is smaller
+    found = np.searchsorted(upper, bits)  # thresholds with a smaller upper half
     ties = np.flatnonzero(upper[np.minimum(found, len(upper) - 1)] == bits)
     for place in ties:
         size, further = int(found[place]), _words(stream, 1)[0]
@@ -101,7 +99,7 @@ def _draw(words: Words, upper: Words, lower: Words, stream: CipherContext) -> In
 
 @lru_cache(maxsize=8)
 def _thresholds(variance: int) -> tuple[Words, Words]:
-    """Return P(abs(X) <= k) for k = 0, 1, ... as 63 + 64 bits, up to the tail that is cut."""
+    """Return P(abs(X) <= k) for k = 0, 1, ... as 63 + 64 bits, without the tail."""
     weights = bessel(variance)
     total = weights[0] + 2 * sum(weights[1:])
     sums = accumulate(weights[1:], lambda below, weight: below + 2 * weight, initial=weights[0])
@@ -114,7 +112,7 @@ def _thresholds(variance: int) -> tuple[Words, Words]:
 
 
 def bessel(variance: int) -> list[int]:
-    """Return integers in proportion to I_k(variance), k = 0, 1, ..."""
+    """Return integers proportional to I_k(variance), k = 0, 1, ..."""
     after, here = 0, _BEGIN
     found = [here]
     for k in range(reach(variance), 0, -1):
@@ -124,7 +122,6 @@ def bessel(variance: int) -> list[int]:
 
 
 def _stream(key: bytes) -> CipherContext:
-    """Return the key stream of AES-256 in counter mode."""
     if len(key) != KEY_BYTES:
         raise ValueError(f"a key of {len(key)} bytes")
     return Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()

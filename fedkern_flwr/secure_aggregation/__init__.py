@@ -1,7 +1,7 @@
-"""Secure aggregation for any Message API strategy and any ``ClientApp``.
+"""Add secure aggregation to any Message API strategy and any ``ClientApp``.
 
 On the server ``class Secure(SecureAggregation, FedAvg): pass``, on the nodes
-``ClientApp(mods=[secure_aggregation_mod(load_examples)])``: a node imports nothing of the server.
+``ClientApp(mods=[secure_aggregation_mod(load_examples)])``.
 """
 
 from __future__ import annotations

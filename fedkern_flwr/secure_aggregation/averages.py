@@ -1,8 +1,8 @@
-"""Weighted means of records as one vector that can be summed.
+"""Compute weighted means of records as one vector that can be summed.
 
-Flower's strategies average the arrays and metrics of replies, each weighted by one of the metrics.
-The vector of a reply is its weight w, then w times its metrics in ``SLOTS`` numbers, then w times
-its arrays; the mean is the sum of these vectors divided by its first number.
+Flower's strategies average arrays and metrics of replies, weighted by one of the metrics. The
+vector of a reply is its weight w, then w times its metrics in ``SLOTS`` numbers, then w times its
+arrays. The mean is the sum of these vectors divided by its first number.
 """
 
 from __future__ import annotations
@@ -35,17 +35,11 @@ Record = TypeVar("Record", ArrayRecord, MetricRecord)
 
 
 def sum_name(content: RecordDict, evaluation: int = 0) -> str:
-    """Return the name of a sum to which nodes contribute only if all were sent the same.
+    """Return the name of a sum to which nodes contribute only if all got the same content.
 
-    The masks of a sum depend on its name: a server that sends one node the model and the others
-    something of which their part of the sum is known gets a sum that cannot be opened.
-
-    Parameters
-    ----------
-    content : RecordDict
-        What the apps are sent.
-    evaluation : int
-        Number of the exchange, of an evaluation: a node helps to open each once.
+    Masks depend on the name. A server that sends the model to one node, and to the others something
+    that makes their part of the sum known, cannot open the sum. A number ``evaluation`` above 0
+    names the exchange of an evaluation, so that each is opened once.
     """
     digest = hashlib.sha256()
     for name, record in sorted(content.items()):
@@ -61,25 +55,14 @@ def sum_name(content: RecordDict, evaluation: int = 0) -> str:
 
 
 def encoding(bound: float, examples: int) -> Encoding:
-    """Return the encoding of a sum.
+    """Return the encoding of a sum with numbers up to ``bound``.
 
-    Parameters
-    ----------
-    bound : float
-        Largest absolute value of an array or metric.
-    examples : int
-        Examples of the party that has most: no weight may be larger.
+    ``examples`` are those of the largest party: no weight may be larger.
     """
     return Encoding.fixed_point(max(1.0, bound) * max(1, examples))
 
 
 def check_bound(bound: float) -> None:
-    """Refuse a bound that is none.
-
-    Raises
-    ------
-    OptionError
-    """
     if not 0.0 < bound < math.inf:
         raise OptionError(
             f"bound is {bound}", remedy="use a positive number", code="FK-OPTION-RANGE"
@@ -87,19 +70,12 @@ def check_bound(bound: float) -> None:
 
 
 def sent_arrays(content: RecordDict) -> ArrayRecord:
-    """Return the arrays of a request to an app, an empty record if it has none.
-
-    Raises
-    ------
-    ProtocolError
-        It has several records of arrays.
-    """
+    """Return the arrays of a request to an app; an empty record for none."""
     records = content.array_records
     return _only(dict(records), "ArrayRecord", ArrayRecord) if records else ArrayRecord()
 
 
 def vector_length(arrays: ArrayRecord) -> int:
-    """Return the length of the vector of a reply with such arrays."""
     return 1 + SLOTS + sum(math.prod(array.shape) for array in arrays.values())
 
 
@@ -108,17 +84,8 @@ def pack(
 ) -> tuple[NDArray[np.float64], str]:
     """Return the vector of a reply and the layout of its metrics.
 
-    Parameters
-    ----------
-    content : RecordDict
-        What the app returned.
-    arrays : ArrayRecord
-        What it was sent: the reply must have arrays of the same names and shapes. Empty if only
-        metrics are wanted.
-    weight : str
-        Name of the metric that is the weight.
-    examples : int
-        Examples of the party that has most.
+    ``arrays`` is what the app was sent: the reply must have the same names and shapes; empty for
+    metrics only. ``weight`` names the metric that is the weight, at most ``examples``.
 
     Raises
     ------
@@ -170,21 +137,10 @@ def pack(
 def unpack(
     total: NDArray[np.float64], arrays: ArrayRecord, layout: str, weight: str
 ) -> tuple[ArrayRecord, MetricRecord]:
-    """Return the means of arrays and metrics; the latter hold the total weight.
+    """Return the means of arrays and metrics, with the total weight among the metrics.
 
-    Arrays have the precision of those that were sent, but whole numbers become float64: what
-    Flower's own averages of them are.
-
-    Parameters
-    ----------
-    total : ndarray, shape (vector_length(arrays),)
-        The sum of vectors, with a positive weight.
-    arrays : ArrayRecord
-        What the apps were sent.
-    layout : str
-        See :func:`read_layout`.
-    weight : str
-        Name of the metric that is the weight.
+    Arrays keep the precision of the sent ones (``arrays``), but integers become float64, as in
+    Flower's averages. ``total`` is the sum of vectors, with a positive weight.
     """
     means = total[1:] / total[0]
     values: dict[str, Any] = {weight: float(total[0])}
@@ -204,13 +160,7 @@ def unpack(
 
 
 def read_layout(text: str) -> Layout:
-    """Read the names of metrics and how many numbers each has.
-
-    Raises
-    ------
-    ProtocolError
-        It is none, or does not fit into the slots.
-    """
+    """Read the names of metrics and their lengths; ProtocolError if malformed."""
     try:
         found = [(name, count) for name, count in read_json(text)] if text else []
     except (ValueError, TypeError, RecursionError):
@@ -224,20 +174,7 @@ def read_layout(text: str) -> Layout:
 
 
 def returned_arrays(content: RecordDict, expected: ArrayRecord) -> NDArray[np.float64]:
-    """Return the numbers of the arrays that an app returned.
-
-    Parameters
-    ----------
-    content : RecordDict
-        What the app returned.
-    expected : ArrayRecord
-        What it was sent: names and shapes must be the same.
-
-    Raises
-    ------
-    ProtocolError
-        They are not.
-    """
+    """Return the numbers of an app's arrays; ProtocolError unless names and shapes are as sent."""
     found = _only(dict(content.array_records), "ArrayRecord", ArrayRecord)
     out = np.zeros(vector_length(expected) - 1 - SLOTS)
     fits = found.keys() == expected.keys()

@@ -1,19 +1,18 @@
-"""Clipped updates with noise: what a round of averaging costs, whoever takes part.
+"""Clip updates and add noise: what a round of averaging costs, whichever nodes take part.
 
-A node's update is what its app returns less what it was sent. All its arrays together are clipped
-to a Euclidean length C. Other data in place of a node's move the sum of updates by 2 C at most, and
-by what rounding does. The noise of the nodes that are in the sum, less that of the colluders, adds
-up to a standard deviation of z C or more (z is the noise multiplier).
+A node's update is the difference of the returned and the sent arrays, clipped together to a
+Euclidean length C. Replacing a node's data moves the sum of updates by at most 2 C, plus rounding.
+The noise of the nodes in the sum, without the colluders, has a standard deviation of at least z C
+(z is the noise multiplier).
 
-The mean is of equal weights. A weight by the number of examples would let one node count for all of
-the clip, and others for nothing.
-
-Participation is not sampled, so nothing is gained by it: rounds add up.
+The mean has equal weights. If examples were weights, one node could count for the whole clip, and
+others for nothing. Participation is not sampled, so there is no amplification: rounds add up.
 
 References
 ----------
 McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language Models",
 2018.
+
 Agarwal, Kairouz and Liu, "The Skellam Mechanism for Differentially Private Federated Learning",
 2021.
 """
@@ -55,7 +54,7 @@ class Clip:
     length : float
         C, largest Euclidean length of an update.
     multiplier : float
-        z: the noise of a mean's sum has at least the standard deviation z C.
+        z: the noise of a sum has at least the standard deviation z C.
     """
 
     length: float
@@ -63,12 +62,12 @@ class Clip:
 
     @classmethod
     def of(cls, clip: float | None, noise_multiplier: float | None) -> Clip | None:
-        """Return a clip with its noise; None where neither is asked for.
+        """Return a clip with its noise; None if both are None.
 
         Raises
         ------
         OptionError
-            One is asked for without the other, or is no positive number.
+            One is missing, or is no positive number.
         """
         if clip is None and noise_multiplier is None:
             return None
@@ -89,13 +88,7 @@ class Clip:
 
     @property
     def fraction(self) -> int:
-        """Fractional bits: the noise of a sum has a standard deviation of 2^14 to 2^15 units.
-
-        Raises
-        ------
-        OptionError
-            There are none such.
-        """
+        """Fractional bits: the noise of a sum has a standard deviation of 2^14 to 2^15 units."""
         found = _WIDEST - math.ceil(math.log2(self.multiplier * self.length))
         if abs(found) > _MOST_FRACTION:
             raise OptionError(
@@ -106,21 +99,15 @@ class Clip:
         return found
 
     def release(self, budget: Budget, numbers: int, parties: int, least: int) -> Release:
-        """Return what a round costs and which noise each node adds.
+        """Return what a round costs, and the noise of each node.
 
-        Parameters
-        ----------
-        budget : Budget
-            Of the run.
-        numbers : int
-            Of an update.
-        parties, least : int
-            N, nodes of a sum; t, fewest over which it can be opened.
+        An update has ``numbers`` numbers. A sum has N = ``parties`` nodes, and can be opened over t
+        = ``least``.
 
         Raises
         ------
         OptionError
-            All of the fewest collude, or there is no such noise.
+            Too many collude, or there is no such noise.
         """
         honest = budget.honest(least, "the mean")
         scale = 2.0**self.fraction
@@ -142,13 +129,7 @@ class Clip:
         return Release(name, noise, curve, delta, moved / scale, honest, budget)
 
     def encoding(self, release: Release, parties: int) -> Encoding:
-        """Return the smallest ring that has room for the sum and its noise.
-
-        Raises
-        ------
-        OptionError
-            There is none.
-        """
+        """Return the smallest ring with room for the sum and its noise."""
         for bits in (32, 64):
             found = Encoding.fixed_point(self.length, bits).noisy(release.noise)
             try:
@@ -165,7 +146,7 @@ class Clip:
         return found
 
     def shorten(self, update: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return an update of at most the clip's length, zeros of one that is not finite."""
+        """Clip an update; zeros for one that is not finite."""
         largest = float(np.abs(update).max(initial=0.0))
         if not math.isfinite(largest):
             logger.error("the update is not finite: zeros take its place")
@@ -175,25 +156,21 @@ class Clip:
 
 
 class NoisyMeans:
-    """What the means of a run cost, at the server.
+    """Account for the means of a run, at the server.
 
     Parameters
     ----------
     clip : Clip
+        Clip and noise multiplier.
     delta : float
-        At which epsilon is told.
+        Delta of the reported epsilon.
     colluders : int
-        c, nodes that may tell the noise that they added.
+        c, nodes that may reveal their noise.
 
     Attributes
     ----------
     budget : Budget
-        Of the run, once it is :meth:`open`.
-
-    Raises
-    ------
-    OptionError
-        There is no such budget, or ``dp-accounting`` is not installed.
+        Budget of the run, after :meth:`open`.
     """
 
     def __init__(self, clip: Clip, delta: float, colluders: int) -> None:
@@ -203,13 +180,7 @@ class NoisyMeans:
         self._released: list[tuple[Release, int]] = []  # of each mean, and how many are in it
 
     def open(self, numbers: int, rounds: int) -> None:
-        """Begin a run: what so many means of updates cost follows from no number of nodes.
-
-        Raises
-        ------
-        OptionError
-            There is no such noise.
-        """
+        """Start a run; compute the cost of ``rounds`` means, for any number of nodes."""
         self._released, least = [], self.budget.colluders + 1
         some = replace(self.budget, epsilon=1.0)
         one = self.clip.release(some, numbers, least, least)
@@ -229,32 +200,30 @@ class NoisyMeans:
     def mean(
         self, sent: ArrayRecord, total: NDArray[np.float64], release: Release, survivors: int
     ) -> tuple[ArrayRecord, dict[str, float]]:
-        """Return the arrays moved by the mean of updates, and what all means have cost."""
+        """Return the arrays moved by the mean of updates, and the cost of all means."""
         self._released.append((release, survivors))
         return shifted(sent, total / survivors), {"epsilon": self.spent}
 
     @property
     def spent(self) -> float:
-        """Epsilon of the means that were opened."""
+        """Epsilon of the opened means."""
         if not self._released:
             return 0.0
         curves = [release.curve for release, _ in self._released]
         return epsilon_of(np.sum(curves, axis=0), self._released[0][0].delta)
 
     def report(self) -> dict[str, Any]:
-        """Return what ``privacy()`` says of it."""
         releases = [release.report(parties) for release, parties in self._released]
         return {**vars(self.budget), "spent": self.spent, "releases": releases}
 
 
 def flatten(arrays: ArrayRecord) -> NDArray[np.float64]:
-    """Return all numbers of a record, by the order of its names."""
     parts = [np.asarray(array.numpy(), np.float64).ravel() for array in arrays.values()]
     return np.concatenate([np.zeros(0), *parts])
 
 
 def shifted(sent: ArrayRecord, update: NDArray[np.float64]) -> ArrayRecord:
-    """Return the arrays that were sent, moved by an update; whole numbers become float64."""
+    """Return the sent arrays, moved by an update; integers become float64."""
     start, out = 0, {}
     for name, array in sent.items():
         size, dtype = math.prod(array.shape), np.dtype(array.dtype)

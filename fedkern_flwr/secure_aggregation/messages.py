@@ -1,6 +1,6 @@
-"""Messages of secure aggregation: weighted means of what any Flower app returns.
+"""Define the messages of secure aggregation: weighted means of any Flower app's results.
 
-A request rides beside the records that a strategy sends to the app, which never sees it.
+A request is added to the records that a strategy sends to the app, which never sees it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from ..wire.message import Message
 
 
 class AverageRequest(Message, phase="average"):
-    """Have the app train; add what it returns, times its weight, to the sum of this exchange.
+    """Request to train, and to add the weighted result to the sum of this exchange.
 
     Attributes
     ----------
-    session : str
     round : int
         Number of the exchange, from 1.
     weighted_by : str
@@ -26,14 +25,10 @@ class AverageRequest(Message, phase="average"):
 
 
 class AverageReply(Message, phase="average"):
-    """The vector travels masked, in a section.
+    """Reply to a request; the masked vector is in a section.
 
-    Attributes
-    ----------
-    round : int
-    layout : str
-        Names of the metrics and how many numbers each has, as JSON; empty for a node that
-        contributes zeros.
+    ``layout`` has the names and lengths of the metrics as JSON; empty for a node that contributes
+    zeros.
     """
 
     long_texts = ("layout",)
@@ -43,8 +38,8 @@ class AverageReply(Message, phase="average"):
 
 
 class FiguresRequest(AverageRequest, phase="average-evaluate"):
-    """Have the app evaluate; add its metrics, times their weight, to the sum of this exchange."""
+    """Request to evaluate, and to add the weighted metrics to the sum of this exchange."""
 
 
 class FiguresReply(AverageReply, phase="average-evaluate"):
-    """The figures travel masked, in a section."""
+    """Reply to a request; the masked figures are in a section."""

@@ -1,7 +1,4 @@
-"""Secure aggregation of any ``ClientApp``: a mod that masks what the app returns.
-
-The app trains as ever; its arrays and metrics, times its weight, leave the node under masks only.
-"""
+"""Add secure aggregation to a ``ClientApp``: a mod that masks what the app returns."""
 
 from __future__ import annotations
 
@@ -47,38 +44,31 @@ def secure_aggregation_mod(
     noise_multiplier: float | None = None,
     **common: Any,
 ) -> Mod:
-    """Return a mod that has an app take part in secure aggregation; the first in its list.
+    """Return a mod for secure aggregation; it must be the first in an app's list.
 
-    Its server runs a strategy with :class:`~fedkern_flwr.secure_aggregation.SecureAggregation`.
-    A node that sums securely, as every deployed one does unless its policy says otherwise, answers
-    no other server.
+    The server runs a strategy with :class:`~fedkern_flwr.secure_aggregation.SecureAggregation`. A
+    node that requires secure sums (the default of deployed nodes) answers no other server.
 
     Parameters
     ----------
     examples : callable
-        Context -> what the node trains on: an array or several, with a row each per example. The
-        guard counts them, the ledger knows them again; none leaves the node. Called once in a run,
-        and before evaluations.
-    held_out : callable, optional
-        The same of the examples that the app evaluates on. Without it the node tells no metrics of
+        Context -> training data: an array or several, one row per example. The guard counts the
+        rows, and the ledger identifies them; none is sent. Called once in a run, and before
         evaluations.
+    held_out : callable, optional
+        The same for the examples of evaluations. Without it the node reports no evaluation metrics.
     bound : float (default: 1024)
-        Largest absolute value of an array or a metric that the app returns; that of the strategy.
-        A node refuses to send more, and clips nothing.
+        Largest absolute value of a returned array or metric, as in the strategy. A node refuses to
+        send more, and clips nothing.
     weighted_by : str (default: "num-examples")
-        Metric that is the weight; that of the strategy. It is at most the number of examples of
-        the node that has most.
+        Metric that is the weight, as in the strategy. At most the number of examples of the largest
+        node.
     clip, noise_multiplier : float, optional
-        Those of the strategy: the node clips its update and adds its share of the noise, and takes
-        part in no run with another clip, less noise or none. By default it adds none.
+        As in the strategy: the node clips its update and adds its share of the noise. It refuses
+        runs with another clip or less noise. Default: no noise.
     **common
         ``state_dir``, ``identity_key``, ``trusted_keys``, ``policy``: see
         :class:`~fedkern_flwr.clients.Client`.
-
-    Raises
-    ------
-    OptionError
-        The bound is none, or clip and noise are not.
     """
     averages.check_bound(bound)
     clipped = Clip.of(clip, noise_multiplier)
@@ -103,22 +93,7 @@ def secure_aggregation_mod(
 
 
 class AveragingClient(Client):
-    """A node whose answers are those of an app.
-
-    Parameters
-    ----------
-    context : flwr.app.Context
-    message : Message
-        What came, with the records of the app beside ours.
-    app : callable
-        Answers the app's part of it.
-    examples, held_out, bound, weighted_by
-        See :func:`secure_aggregation_mod`.
-    clip : Clip or None
-        Clip and noise; None for a node that adds none.
-    **common
-        Options of :class:`~fedkern_flwr.clients.Client`.
-    """
+    """Answer messages with the results of an app; parameters as :func:`secure_aggregation_mod`."""
 
     freezes_apart = True
     labels_of_row = 0  # what is a label is the app's business
@@ -146,12 +121,7 @@ class AveragingClient(Client):
         self.adds_noise = clip is not None
 
     def open_budget(self, request: DescribeRequest) -> Budget | None:
-        """Return what the run may cost; it must be one with noise where this node adds some.
-
-        Raises
-        ------
-        RefusedError
-        """
+        """Return the run's budget; refuse one that does not fit the node's clip and noise."""
         declared = Budget.read(request.privacy)
         if (declared is None) != (self.clip is None) or (declared and declared.unit != "party"):
             raise refusal(
@@ -162,13 +132,6 @@ class AveragingClient(Client):
         return super().open_budget(request)
 
     def reply(self) -> Message:
-        """Answer the message.
-
-        Raises
-        ------
-        FedKernError
-            What the server is told.
-        """
         content = self.message.content
         config = content.get(CONFIG)
         if not isinstance(config, ConfigRecord) or "phase" not in config:
@@ -184,7 +147,7 @@ class AveragingClient(Client):
         return Message(reply_content(arrays, scalars), reply_to=self.message)
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
-        """Tell how many examples there are, and of how many numbers each is."""
+        """Describe the number of examples, and the length of each."""
         learned, tests = self._tables(self.examples), self._tables(self.held_out)
         widths = [table.shape[1] for table in learned]
         return DescribeReply(
@@ -196,14 +159,13 @@ class AveragingClient(Client):
         )
 
     def own_rows(self) -> OwnRows:
-        """Return the examples, those held out last."""
         learned, tests = self._tables(self.examples), self._tables(self.held_out)
         parts = [part for part in (learned, tests) if part]
         return OwnRows(parts=parts, learned=len(learned[0]) if learned else 0)
 
     @answers(wire.AverageRequest)
     def train(self, request: wire.AverageRequest) -> wire.AverageReply:
-        """Have the app train; contribute its arrays and metrics."""
+        """Let the app train; contribute its arrays and metrics."""
         records = self._records()
         sent, name = averages.sent_arrays(records), averages.sum_name(records)
         if self.clip is not None:
@@ -216,7 +178,7 @@ class AveragingClient(Client):
     def _train_clipped(
         self, request: wire.AverageRequest, sent: ArrayRecord, name: str, clip: Clip
     ) -> wire.AverageReply:
-        """Have the app train; contribute how it moves the arrays, clipped, and noise."""
+        """Let the app train; contribute its clipped update, and noise."""
         sums, budget, before = self._sums_of(request, name), self.budget, flatten(sent)
         assert budget is not None
         cohort = sums.party.state.cohorts[sums.order(name).cohort]
@@ -239,7 +201,7 @@ class AveragingClient(Client):
 
     @answers(wire.FiguresRequest)
     def evaluate_app(self, request: wire.FiguresRequest) -> wire.FiguresReply:
-        """Have the app evaluate; contribute its metrics, or zeros where none may be told."""
+        """Let the app evaluate; contribute its metrics, or zeros if they may not be reported."""
         name = averages.sum_name(self._records(), request.round)
         length = averages.vector_length(ArrayRecord())
         sums, most = self._check(request, name, 1, length)
@@ -264,9 +226,9 @@ class AveragingClient(Client):
     def _check(
         self, request: wire.AverageRequest, name: str, place: int, length: int
     ) -> tuple[ClientSums, int]:
-        """Refuse a sum that is not that of this method; return the most examples of a node.
+        """Check a sum; return the number of examples of the largest node.
 
-        ``place`` is 0 for those that are trained on, 1 for those held out.
+        ``place`` is 0 for training examples, 1 for held-out ones.
         """
         sums = self._sums_of(request, name)
         state = sums.party.state
@@ -283,7 +245,6 @@ class AveragingClient(Client):
         return sums, most
 
     def _sums_of(self, request: wire.AverageRequest, name: str) -> ClientSums:
-        """Return the sums of a request; refuse one that has not that of what the app is sent."""
         if self.sums is None:
             raise refusal("the run sums in plain", self.name, code="FK-ORDER-PLAIN")
         if request.weighted_by != self.weighted_by:
@@ -301,12 +262,10 @@ class AveragingClient(Client):
         return self.sums
 
     def _ask_app(self, sent: ArrayRecord, most: int) -> tuple[NDArray[np.float64], str]:
-        """Return the vector of what the app answers, and the layout of its metrics."""
         with self._fitting():
             return averages.pack(self._app_answer(), sent, self.weighted_by, most)
 
     def _app_answer(self) -> RecordDict:
-        """Have the app answer the message without our records."""
         message = copy_message(self.message)
         for name in (CONFIG, PARAMETERS):
             message.content.pop(name, None)
@@ -317,7 +276,6 @@ class AveragingClient(Client):
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:
-        """Name this node in what is said of an answer of its app that does not fit."""
         try:
             yield
         except ProtocolError as error:
@@ -327,12 +285,10 @@ class AveragingClient(Client):
             raise self.unfit(named) from None
 
     def _records(self) -> RecordDict:
-        """Return the app's own records."""
         found = {n: r for n, r in self.message.content.items() if n not in (CONFIG, PARAMETERS)}
         return RecordDict(found)
 
     def _tables(self, load: Examples | None) -> _Tables:
-        """Return what a function of the app's owner loads, as matrices of equal length."""
         found = () if load is None else load(self.context)
         tables = [np.asarray(t) for t in (found if isinstance(found, tuple | list) else (found,))]
         if any(table.ndim < 1 for table in tables) or len({len(table) for table in tables}) > 1:

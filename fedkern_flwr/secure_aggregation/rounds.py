@@ -1,4 +1,4 @@
-"""The rounds of secure aggregation: each is a sum over the nodes, of which the mean is told."""
+"""Run the rounds of secure aggregation: each sums over the nodes, and reports the mean."""
 
 from __future__ import annotations
 
@@ -23,25 +23,14 @@ from .clipping import NoisyMeans
 
 @dataclass
 class Averages:
-    """The exchanges of a run: each is a sum over the nodes.
-
-    Parameters
-    ----------
-    bound, weighted_by
-        See :class:`SecureAggregation`.
-    noisy : NoisyMeans or None
-        What means with noise cost; None without noise.
-    threshold : int or None
-        Of secure sums, see :class:`~fedkern_flwr.method.Method`.
-    common : dict
-        Options of :class:`~fedkern_flwr.nodes.Nodes`.
+    """Run the exchanges of a run, each a sum over the nodes.
 
     Attributes
     ----------
     nodes : Nodes
-        Who takes part in the run at hand.
+        Nodes of the current run.
     survivors_ : list of list of int
-        Who is in the mean of each exchange of training.
+        Nodes in the mean of each training exchange.
     """
 
     bound: float
@@ -51,7 +40,6 @@ class Averages:
     common: dict[str, Any]
 
     def __post_init__(self) -> None:
-        """Begin without a run."""
         self._reset()
 
     def _reset(self) -> None:
@@ -61,7 +49,7 @@ class Averages:
         self._step, self._lost, self._rounds, self._layout = 0, 0, 0, ""
 
     def open(self, grid: Grid, rounds: int, initial: ArrayRecord) -> None:
-        """Gather the nodes and their keys; fix what so many rounds may cost."""
+        """Collect the nodes and their keys; compute the cost of ``rounds`` rounds."""
         self._reset()
         self._rounds = rounds
         numbers = averages.vector_length(initial) - 1 - averages.SLOTS
@@ -74,18 +62,18 @@ class Averages:
         self._release(numbers)  # refuses what nobody need begin with
 
     def close(self, grid: Grid, timeout: float) -> None:
-        """Let the nodes erase what belongs to the run."""
+        """Let the nodes erase the run."""
         self.nodes.finish(grid, number=self._step + 1, timeout=timeout)
 
     def ask(self, grid: Grid, messages: list[Message], timeout: float) -> list[Message]:
-        """Return one reply to the messages of a round: the mean; none if the round is lost.
+        """Return the mean as one reply to the messages of a round; none if the round is lost.
 
         Raises
         ------
         OptionError
-            Not all nodes are asked, or for something else than training and evaluation.
+            Not all nodes get a message, or it requests neither training nor evaluation.
         CohortError
-            Too few answered for so many rounds.
+            Too few nodes answered for too many rounds.
         """
         if not messages:
             return []
@@ -154,11 +142,9 @@ class Averages:
         }
 
     def _unknowns(self, name: str, cohort: int = 0) -> float:
-        """Return the numbers that hide behind a mean: those of the examples, labels among them."""
         return self.nodes.unknowns(name, cohort, labels=0)
 
     def _released(self) -> list[dict[str, Any]]:
-        """Return the numbers and unknowns of means of training, and of all evaluations together."""
         found = self.nodes.released(self._unknowns)
         judged = [entry for entry in found if entry["name"].startswith(averages.FIGURES_SUM)]
         rest = [entry for entry in found if entry not in judged]
@@ -171,18 +157,12 @@ class Averages:
     # -- pieces
 
     def _release(self, numbers: int) -> Release | None:
-        """Return what a mean of so many numbers costs; None of one without noise."""
         if self.noisy is None:
             return None
         return self.noisy.release(numbers, self._sums.membership.cohorts[0])
 
     def _check_messages(self, messages: list[Message]) -> bool:
-        """Tell whether the strategy asks for training; refuse what must not be summed.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Return whether the strategy requests training; refuse what must not be summed."""
         kind = messages[0].metadata.message_type.partition(".")[0]
         if kind not in ("train", "evaluate"):
             raise OptionError(
@@ -210,7 +190,6 @@ class Averages:
     def _address(
         self, request: wire.AverageRequest, messages: list[Message], running: RunningSum
     ) -> list[Message]:
-        """Return the messages of the strategy with our request beside the app's records."""
         asked = {message.metadata.dst_node_id: message for message in messages}
         sections = self.nodes.sections([running])
         out = []
@@ -248,7 +227,6 @@ class Averages:
         training: bool,
         release: Release | None,
     ) -> tuple[ArrayRecord, MetricRecord] | None:
-        """Open a sum; return the means, nothing if it cannot be opened or is of nothing."""
         total = None
         try:
             self.nodes.unmask(grid, [running], number=self._step, timeout=timeout)
@@ -283,7 +261,6 @@ class Averages:
             raise self.nodes.broken(lost, wire.AverageRequest.phase) from None
 
     def _check_layout(self, node: int, message: Message) -> None:
-        """Refuse replies whose metrics are not those of the others."""
         layout = message.content.get(REPLY, ConfigRecord()).get("layout")
         if not isinstance(layout, str) or not layout:
             return

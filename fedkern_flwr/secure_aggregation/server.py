@@ -1,7 +1,7 @@
-"""Secure aggregation for any Message API strategy that averages what apps return.
+"""Add secure aggregation to any Message API strategy that averages the apps' results.
 
-The strategy runs as ever, against a grid that hands it one reply in place of one per node: the
-mean over the nodes, with their total weight. Everything else is the strategy's own.
+The strategy runs unchanged, on a grid that returns one reply instead of one per node: the mean over
+the nodes, with their total weight.
 """
 
 from __future__ import annotations
@@ -43,43 +43,41 @@ _COUNTED = ("available", "train", "evaluate")
 class SecureAggregation(Strategy):
     """Mixin: the server learns the mean over the nodes and their total weight, no single reply.
 
-    ``class Secure(SecureAggregation, FedAvg): pass``. The nodes' apps have
-    :func:`~fedkern_flwr.secure_aggregation.secure_aggregation_mod`. All nodes of the run are asked
-    in every round: sums over changing sets show single nodes by their differences.
+    ``class Secure(SecureAggregation, FedAvg): pass``. The nodes' apps use
+    :func:`~fedkern_flwr.secure_aggregation.secure_aggregation_mod`. Every round requests all nodes
+    of the run: differences of sums over changing sets would show single nodes.
 
     Parameters
     ----------
     *args
-        Of the strategy.
+        Arguments of the strategy.
     bound : float (default: 1024)
-        Largest absolute value of an array or a metric; that of the mod.
+        Largest absolute value of an array or a metric, as in the mod.
     clip : float, optional
-        Largest Euclidean length of a node's update; that of the mod. By default nothing is clipped.
+        Largest Euclidean length of a node's update, as in the mod. Default: no clipping.
     noise_multiplier : float, optional
-        With ``clip``: the noise that the nodes add to the sum of their updates has this many times
-        the clip as standard deviation, or more; that of the mod. The mean then is of equal weights,
-        and nothing else is told of training or evaluation.
+        With ``clip``: least standard deviation of the noise in the sum of updates, as a multiple of
+        the clip; as in the mod. The mean then has equal weights, and nothing else is reported.
     delta : float (default: 1e-5)
-        At which the epsilon of a run with noise is told.
+        Delta of the reported epsilon.
     colluders : int (default: 1)
-        Nodes that may subtract the noise that they added.
+        Nodes that may subtract their noise.
     threshold, min_cohort, max_missed, node_timeout
         See :class:`~fedkern_flwr.strategies.Method`.
     **options
-        Of the strategy.
+        Options of the strategy.
 
     Attributes
     ----------
     ledger_ : Ledger
         Exchanges, bytes, seconds and failures of the last run.
     survivors_ : list of list of int
-        Who is in the mean of each exchange of training; nobody in a round that is lost.
+        Nodes in the mean of each training exchange; empty for a lost round.
 
     Raises
     ------
     OptionError
-        The strategy does not average, an option cannot work, or there is to be noise and
-        ``dp-accounting`` is not installed.
+        The strategy does not average, an option is not valid, or noise needs ``dp-accounting``.
     """
 
     def __init__(
@@ -121,7 +119,7 @@ class SecureAggregation(Strategy):
 
     @property
     def survivors_(self) -> list[list[int]]:
-        """Who is in the mean of each exchange of training."""
+        """Nodes in the mean of each training exchange."""
         return self._averages.survivors_
 
     def privacy(self) -> dict[str, Any]:
@@ -164,13 +162,13 @@ class SecureAggregation(Strategy):
         return result
 
 
-# -- the grid that a strategy runs against when single replies are nobody's to see
+# -- the grid for a strategy that must not see single replies
 
 Ask = Callable[[Grid, list[Message], float], list[Message]]
 
 
 class OneReply(Grid):
-    """A grid of the nodes of a run that answers with the mean of their replies.
+    """A grid that answers with the mean of the nodes' replies.
 
     Parameters
     ----------
@@ -179,7 +177,7 @@ class OneReply(Grid):
     nodes : iterable of int
         Ids of the nodes.
     ask : callable
-        Asks them all: (grid, messages, timeout) -> one reply, or none.
+        (grid, messages, timeout) -> one reply, or none.
     """
 
     def __init__(self, grid: Grid, nodes: Iterable[int], ask: Ask) -> None:

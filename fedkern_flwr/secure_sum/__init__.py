@@ -1,96 +1,83 @@
 """Secure sums: the server learns the exact sum of the parties' vectors, or nothing.
 
-This page is the protocol; each module holds one idea of it. What it protects against, and what it
-does not, is argued for users in ``docs/security.md``.
+This page is the protocol; ``docs/security.md`` explains what it protects.
 
-**Parties.** N clients, a server that relays every message, follows the protocol, keeps all it
-sees, and may collude with clients. Clients may vanish at any moment, be late, or send rubbish.
-Where all clients have pinned identities (:mod:`.identity`), the server may also lie about who
-survived.
+**Parties.** N clients and a server. The server relays every message, keeps all it sees, and may
+collude with clients. Clients may drop out at any moment, be late, or send garbage.
 
-**Promise.** A sum is either exactly that of the vectors of one declared set of at least t
-clients, or it is aborted and nothing is released. A server that follows the protocol and t - 1
-colluding clients learn the sum and what the colluders know, nothing else (complete graph; for the
-sparse one see :mod:`.membership`). A server that lies, where identities are pinned: the same, with
-fewer colluders than :func:`.membership.fewest_colluders`, 2 t - N on the complete graph
-(:mod:`.membership`).
-Without pinned identities a server that lies needs two of 10 clients, and nobody's help above 30.
+**Promise.** Either a sum is exactly that of the vectors of one declared set of at least t clients,
+or it is aborted and nothing is released. A server that follows the protocol and t - 1 colluding
+clients learn only the sum (complete graph; for the sparse one see :mod:`.membership`). With pinned
+identities (:mod:`.identity`) the server may also lie about who survived, with fewer colluders than
+:func:`.membership.fewest_colluders` (2 t - N on the complete graph). Without them a server that
+lies needs two colluders of 10 clients, and none above 30 clients.
 
-**Set-up**, one exchange per run, fused with ``describe``:
+**Set-up**, one exchange per run, together with ``describe``:
 
-1. Each client makes an X25519 key pair and sends the public key, signed with its identity key if
-   it has one (:mod:`.identity`).
-2. The server sends the roster of all keys and the cohorts, with the first request of each client
-   (:mod:`.membership`). With every neighbour of its mask graph a client derives a root by X25519
-   and HKDF, salted with the roster's digest, then erases its private key.
+1. Each client makes an X25519 key pair and sends the public key, signed with its identity key if it
+   has one.
+2. The server sends the roster (all keys and the cohorts) with the first request to each client
+   (:mod:`.membership`). A client derives a root with every neighbour of its mask graph, by X25519
+   and HKDF, salted with the roster's digest. Then it erases its private key.
 
-**A sum**, two exchanges. Number r of a sum grows within a cohort and never comes twice.
+**A sum**, two exchanges. The number r of a sum increases within a cohort and is never used twice.
 
 ====  ==================  ==========================================================================
 step  message (section)   content
 ====  ==================  ==========================================================================
 1     Order, down         name, length, encoding with public bound, receiver
 2     Upload, up          y_i = x_i + PRG(b_i) + sum_j +-PRG(s_ij) (+ PRG(pad) at the receiver),
-                          x_i encoded in Z modulo 2^16, 2^32 or 2^64 (:mod:`.encoding`); a share of
-                          b_i for every neighbour, sealed (:mod:`.crypto`); digests
-                          of b_i and of all s_ij; where backups are on, also shares of the s_ij
-2a    Ballot, down        only where identities are pinned, and somebody is missing or the graph is
-                          sparse: the survivors
+                          x_i encoded in Z modulo 2^16, 2^32 or 2^64 (:mod:`.encoding`); a sealed
+                          share of b_i for every neighbour (:mod:`.crypto`); digests of b_i and of
+                          all s_ij; with backups, also shares of the s_ij
+2a    Ballot, down        the survivors; only with pinned identities, if a client is missing or the
+                          graph is sparse
 2b    Vote, up            their set, signed (:mod:`.membership`)
 3     Unmask, down        the survivors: the clients whose y is in; to each, the sealed shares that
-                          its surviving neighbours made for it; t votes where there was a ballot
-4     UnmaskReply, up     for survivors i: its share of b_i. For the others d: its seed s_id
-5     Recover, down       only if survivors i fell silent: Unmask again to them, and to the others,
-                          if i shared s_id with a dropped d, the sealed shares of the s_ij
+                          its surviving neighbours made for it; after a ballot, t votes
+4     UnmaskReply, up     for survivors i: its share of b_i. For dropped d: its seed s_id
+5     Recover, down       only if survivors i dropped out: Unmask again to them; to the others, if
+                          i shared s_id with a dropped d, the sealed shares of the s_ij
 6     RecoverReply, up    shares of those s_id
 7     Delivery, down      only for a sum with a receiver: the total, still under the receiver's pad
 ====  ==================  ==========================================================================
 
-s_ij is the seed of the pair for this sum, from a ratchet of their root (:mod:`.crypto`); its stream
-is added by the party with the smaller id and subtracted by the other, so that pairs of survivors
-cancel. b_i is fresh from the operating system. PRG is AES-256-CTR or ChaCha20 (:mod:`.encoding`).
-The server adds uploads as they arrive (:mod:`.running_sum`), rebuilds each survivor's b_i from t
-shares, checks it against the digest, and subtracts what is left. Steps 1 and 2 ride on the
-method's messages, steps 3 and 4 may ride on its next ones; see :class:`SecureSum` (server) and
-:class:`Party` (client).
+s_ij is the seed of the pair for this sum, from a ratchet of their root (:mod:`.crypto`). The party
+with the smaller id adds its stream, the other subtracts it, so pairs of survivors cancel. b_i is
+fresh from the operating system. PRG is AES-256-CTR or ChaCha20. The server adds uploads as they
+arrive (:mod:`.running_sum`). It reconstructs each survivor's b_i from t shares, checks it against
+the digest, and subtracts its stream. Steps 1 and 2 are part of the method's messages; steps 3 and 4
+may be part of its next ones.
 
 **Why it is private.**
 
 * For each client either b_i or its s_ij are revealed, never both: a client answers for one set of
-  survivors per sum (:meth:`Party.unmask`) and refuses any other. So a vector that is late, after
-  its sender was declared dropped, stays under PRG(b_i), whose shares are then never revealed.
-* That all clients answer for the *same* set is the server's word, or, with pinned identities,
-  proved to each of them by votes. A server that lies gets shares of b_i from those whom it tells
-  that i survived, and seeds s_ij from the others and from backups.
-* After the first Unmask the survivors are final. Repeating a sum without one of them, with the
-  same values or fresh ones, would give the difference of two sums to whoever later obtains the
-  missing answer; follow-up requests are answered for the same set only.
-* The X25519 keys are never shared. Roots are replaced with every sum, and seeds, shares and keys
-  of a sum are erased when the next order or the end of the run closes it (:mod:`.party`).
-* Relayed shares are sealed end to end, bound to run, cohort, sum, kind, source and destination.
+  survivors per sum. A vector that arrives after its sender was declared dropped stays under
+  PRG(b_i), because the shares of b_i are then never revealed.
+* Votes prove to each client that all answer for the *same* set. Without pinned identities a server
+  that lies gets shares of b_i from some clients, and seeds s_ij from others and from backups.
+* After the first Unmask the survivors are final. Repeating a sum without one of them would reveal
+  the difference of two sums to anyone who later gets the missing answer.
+* X25519 keys are never shared. Roots are replaced with every sum. Seeds, shares and keys of a sum
+  are erased when the next order or the end of the run closes it (:mod:`.party`).
+* Relayed shares are encrypted end to end, bound to run, cohort, sum, kind, source and destination.
 
-**Sums of the whole cohort.** With ``self_masks=False`` no unmasking exchange is needed: the masks
-cancel if *every* party of the cohort takes part, else the sum cannot be opened. Digests of the s_ij
-travel all the same, so that a party that was shown another roster is noticed. No seed of such a
-sum is ever revealed, so a late vector stays hidden. It is safe only while the set of parties stays
-the same: were the sum repeated without one of them, its late vector and the two totals would give
-that vector by subtraction (to the server, or to the receiver with the server, who knows both pads).
-So clients repeat a sum without self masks, under its name, only with the same cohort, receiver and
-masks, and a new number; a method must not sum the same values under two names.
+**Sums of the whole cohort.** With ``self_masks=False`` no unmasking is needed: the masks cancel if
+*every* party of the cohort takes part; otherwise the sum cannot be opened. A late vector stays
+hidden, but a repetition without its sender would reveal it by subtraction. So clients repeat such a
+sum, under its name, only with the same cohort, receiver and masks. A method must not sum the same
+values under two names.
 
-**Sums with a receiver.** The receiver adds a pad only it knows; the server sums and forwards, and
-learns nothing at all. With exactly one other party the receiver learns its values: refused unless
+**Sums with a receiver.** The receiver adds a pad that only it knows. The server sums and forwards,
+and learns nothing. With one other party the receiver would learn its values: refused unless
 allowed.
 
-**Losses.** A client that never uploaded costs nothing: each survivor reveals its own seed with it.
-A survivor that falls silent before step 4 is replaced by the shares of the others, and asked again
-up to three times; if it also shared a seed with a dropped client, steps 5 and 6 rebuild that seed
-where backups are on, else the sum is aborted. Both sides compute whether they are: where they cost
-no more than the vector (:meth:`.Cohort.backs_up`). A party that allows no recovery shares none and
-helps nobody. Fewer than
-t uploads, or too few answers: aborted. Digests of a pair's seed that differ abort the sum as well,
-as its masks would not cancel; the party that is at odds with most others is named. A forged share
-is found by the digest and left out where there are more than s.
+**Dropouts.** A client that never uploaded costs nothing: each survivor reveals its seed with it. A
+survivor that drops out before step 4 is replaced by the others' shares, and requested up to three
+more times. If it also shared a seed with a dropped client, steps 5 and 6 reconstruct that seed from
+backups (:meth:`.Cohort.backs_up`). The sum is aborted without backups, with fewer than t uploads,
+with too few answers, or if digests of a pair's seed differ, as the masks would not cancel. A forged
+share is found by the digest, and ignored if there are more than s shares.
 
 References
 ----------

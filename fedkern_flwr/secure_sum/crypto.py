@@ -1,7 +1,7 @@
-"""What secure sums are built of: keys, shares of secrets, seeds of masks, sealed messages.
+"""Provide keys, secret shares, seeds of masks and sealed messages for secure sums.
 
-Nothing here is new cryptography: X25519, AES, ChaCha20, HKDF and Ed25519 are those of the package
-``cryptography``, Shamir's shares are over a prime field.
+X25519, AES, ChaCha20, HKDF and Ed25519 are those of the package ``cryptography``. Shamir's shares
+are over a prime field.
 """
 
 from __future__ import annotations
@@ -37,27 +37,12 @@ _RANDOM_BYTES = 48  # reduced modulo the prime: within 2^-127 of uniform
 
 
 def share_seeds(seeds: Sequence[bytes], points: Sequence[int], threshold: int) -> list[bytes]:
-    """Share several seeds at once.
+    """Share several 32-byte seeds at once; return, for each point, the joined 33-byte shares.
 
-    Parameters
-    ----------
-    seeds : sequence of bytes
-        32 bytes each.
-    points : sequence of int
-        Distinct positive points x, one per holder.
-    threshold : int
-        t, shares needed to reconstruct.
-
-    Returns
-    -------
-    list of bytes
-        Per point, the shares of all seeds joined, 33 bytes each.
-
-    Notes
-    -----
-    All polynomials are evaluated together by Horner's rule: a long integer holds one slot per
-    seed, wide enough that no slot overflows before the single reduction modulo the prime.
+    ``points`` are distinct and positive, one per holder; ``threshold`` shares reconstruct a seed.
     """
+    # All polynomials are evaluated together by Horner's rule. A long integer has one slot per seed,
+    # wide enough not to overflow before the single reduction modulo the prime.
     count = len(seeds)
     growth = threshold * max(points).bit_length()
     slot = _RANDOM_BYTES + growth // 8 + 2
@@ -84,7 +69,7 @@ def share_seeds(seeds: Sequence[bytes], points: Sequence[int], threshold: int) -
 
 
 def reconstruct_seed(shares: Mapping[int, bytes]) -> bytes | None:
-    """Return the seed from exactly t shares by point; None when they do not belong together."""
+    """Return the seed from exactly t shares by point; None if they do not belong together."""
     points = tuple(sorted(shares))
     total = sum(
         weight * int.from_bytes(shares[x], "little")
@@ -95,13 +80,11 @@ def reconstruct_seed(shares: Mapping[int, bytes]) -> bytes | None:
 
 
 def cut(data: bytes, size: int) -> list[bytes]:
-    """Cut what was joined into pieces of ``size`` bytes, at least 1."""
     return [data[k : k + size] for k in range(0, len(data), size)]
 
 
 @lru_cache(maxsize=1024)
 def _weights_at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's weights for the value at 0."""
     weights = []
     for x in points:
         above = below = 1
@@ -128,24 +111,13 @@ def open_seed(
 ) -> tuple[bytes, int | None]:
     """Reconstruct a seed and check it against its owner's commitment.
 
-    Parameters
-    ----------
-    shares : dict
-        Point -> share, at least ``threshold``.
-    threshold : int
-        Shares needed.
-    label, committed : bytes
-        Label of the sum, what its owner committed to.
-
-    Returns
-    -------
-    (bytes, int or None)
-        The seed, and the point of a forged share that was found and left out.
+    Returns the seed, and the point of a forged share that was ignored. ``shares`` maps points to at
+    least ``threshold`` shares.
 
     Raises
     ------
     SumError
-        The shares do not give the seed, whichever one of them is left out.
+        The shares do not give the seed, even without any one of them.
     """
     points = sorted(shares)
     attempts: list[int | None] = [None]
@@ -168,8 +140,6 @@ SHARE, BACKUP = 1, 2
 
 
 class Route(NamedTuple):
-    """Where a sealed message belongs: label of its sum, kind, from whom to whom."""
-
     label: bytes
     kind: int
     source: int
@@ -177,12 +147,11 @@ class Route(NamedTuple):
 
     @property
     def nonce(self) -> bytes:
-        """Kind and source: none comes twice under a key, which is one pair's and one sum's."""
+        """Kind and source: unique under a key, which belongs to one pair and one sum."""
         return self.kind.to_bytes(4, "big") + self.source.to_bytes(8, "big")
 
     @property
     def place(self) -> bytes:
-        """What is authenticated with the message."""
         return self.label + b"|%d|%d|%d" % self[1:]
 
 
@@ -192,13 +161,7 @@ def seal(key: bytes, plain: bytes, route: Route) -> bytes:
 
 
 def unseal(key: bytes, sealed: bytes, route: Route) -> bytes:
-    """Decrypt what :func:`seal` made.
-
-    Raises
-    ------
-    SumError
-        One bit or anything about its place differs.
-    """
+    """Decrypt a message of :func:`seal`; SumError if it or its place was changed."""
     try:
         return AESGCM(key).decrypt(route.nonce, sealed, route.place)
     except (InvalidTag, ValueError):
@@ -226,19 +189,18 @@ _CONTEXT = b"fedkern-flwr secure sum 1 "
 
 
 def generate_key() -> tuple[bytes, bytes]:
-    """Return a fresh (private, public) X25519 key pair as 32 raw bytes each."""
+    """Return a new (private, public) X25519 key pair, 32 raw bytes each."""
     key = X25519PrivateKey.generate()
     return key.private_bytes_raw(), key.public_key().public_bytes_raw()
 
 
 def read_key(private: bytes) -> tuple[X25519PrivateKey, bytes]:
-    """Return a private key of 32 raw bytes as an object, and its public key."""
     key = X25519PrivateKey.from_private_bytes(private)
     return key, key.public_key().public_bytes_raw()
 
 
 def is_public_key(public: bytes) -> bool:
-    """Tell whether 32 bytes are an X25519 key with which a secret can be agreed."""
+    """Return whether 32 bytes are a usable X25519 public key."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
@@ -247,36 +209,23 @@ def is_public_key(public: bytes) -> bool:
 
 
 def sum_label(session: str, cohort: int, index: int, name: str) -> bytes:
-    """Return the label of a sum: unique within a run, as ``index`` only grows."""
+    """Return the label of a sum: unique within a run, as ``index`` only increases."""
     return json.dumps([session, cohort, index, name]).encode()
 
 
 def pair_label(one: int, other: int) -> bytes:
-    """Return the label of an unordered pair of parties."""
     return f" {min(one, other)}-{max(one, other)}".encode()
 
 
 def pair_root(
     private: X25519PrivateKey, public: bytes, *, digest: bytes, cohort: int, pair: bytes
 ) -> bytes:
-    """Return root_0 of two parties in a cohort.
-
-    Raises
-    ------
-    ValueError
-        The public key is no proper X25519 key.
-    """
+    """Return root_0 of two parties in a cohort; ValueError for an invalid public key."""
     return _agree(private, public, digest, b"root %d" % cohort + pair)
 
 
 def pair_secret(private: X25519PrivateKey, public: bytes, *, digest: bytes, pair: bytes) -> bytes:
-    """Return a secret of two parties for a method's own use, independent of all masks.
-
-    Raises
-    ------
-    ValueError
-        The public key is no proper X25519 key.
-    """
+    """Return a secret of two parties for a method, independent of all masks."""
     return _agree(private, public, digest, b"secret" + pair)
 
 
@@ -286,7 +235,7 @@ def _agree(private: X25519PrivateKey, public: bytes, digest: bytes, purpose: byt
 
 
 def next_root(root: bytes) -> bytes:
-    """Return the root of the next sum: HKDF-Expand, of which one block is a plain HMAC."""
+    """Return the root of the next sum: HKDF-Expand, one block of which is an HMAC."""
     return hmac.digest(root, _CONTEXT + b"next\x01", "sha256")
 
 
@@ -298,7 +247,7 @@ def sum_keys(root: bytes, label: bytes, pair: bytes) -> tuple[bytes, bytes]:
 
 
 def common_key(key: bytes, common: bytes) -> bytes:
-    """Return the mask key of two parties that must know the same besides the order of a sum."""
+    """Return a mask key that also depends on what the parties must agree on without the server."""
     return hmac.digest(key, _CONTEXT + b"common " + common, "sha256")
 
 
@@ -324,27 +273,14 @@ def derive_key(secret: bytes, *place: str | int) -> bytes:
 def seal_message(secret: bytes, plain: bytes, *place: str | int) -> bytes:
     """Encrypt and authenticate; adds 28 bytes.
 
-    Parameters
-    ----------
-    secret : bytes
-        The secret of sender and receiver.
-    plain : bytes
-        The content.
-    *place : str or int
-        Session, phase, number, sender and receiver: what the receiver expects.
+    ``place`` is what the receiver expects: session, phase, number, sender and receiver.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     return nonce + AESGCM(derive_key(secret, *place)).encrypt(nonce, plain, None)
 
 
 def unseal_message(secret: bytes, sealed: bytes, *place: str | int) -> bytes:
-    """Decrypt what :func:`seal_message` made.
-
-    Raises
-    ------
-    ProtocolError
-        One bit or anything about its place differs.
-    """
+    """Decrypt a message of :func:`seal_message`; ProtocolError if it or its place was changed."""
     nonce, text = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
     try:
         return AESGCM(derive_key(secret, *place)).decrypt(nonce, text, None)

@@ -1,4 +1,4 @@
-"""Numbers as they are summed: as integers on a ring, under masks that cancel."""
+"""Encode numbers as integers on a ring, under masks that cancel."""
 
 from __future__ import annotations
 
@@ -39,19 +39,18 @@ _TURN = 2.0 * math.pi
 
 @dataclass(frozen=True)
 class Encoding:
-    """Maps vectors to ring elements and sums of ring elements back.
+    """Map vectors to ring elements, and sums of ring elements back.
 
     Use :meth:`fixed_point`, :meth:`integers` or :meth:`circle`.
 
     Attributes
     ----------
-    kind : {"fixed-point", "integer", "circle"}
     bits : {16, 32, 64}
         The ring is Z modulo 2^bits.
     bound : float
         Public bound B on the absolute value of each number of each party; 0 for angles.
     noise : NoisySum
-        Noise that each party adds, and the fractional bits that belong to it.
+        Noise that each party adds, and its number of fractional bits.
     """
 
     kind: Kind
@@ -83,28 +82,22 @@ class Encoding:
 
     @classmethod
     def fixed_point(cls, bound: float, bits: int = 64) -> Encoding:
-        """Real numbers of absolute value at most ``bound``, with the most fractional bits."""
+        """Encode real numbers of absolute value up to ``bound``, with the most fractional bits."""
         return cls("fixed-point", bits, float(bound))
 
     @classmethod
     def integers(cls, bound: int, bits: int = 64) -> Encoding:
-        """Integers of absolute value at most ``bound``, summed exactly."""
+        """Encode integers of absolute value up to ``bound``, summed exactly."""
         return cls("integer", bits, float(bound))
 
     @classmethod
     def circle(cls, bits: int = 32) -> Encoding:
-        """Angles in radians; only their sum modulo 2 pi survives."""
+        """Encode angles in radians; the sum is modulo 2 pi."""
         return cls("circle", bits, 0.0)
 
     @classmethod
     def of(cls, order: Order) -> Encoding:
-        """The encoding that an order asks for.
-
-        Raises
-        ------
-        OptionError
-            There is none such.
-        """
+        """Return the encoding of an order; OptionError if there is none such."""
         noise = NoisySum(order.noise, order.fraction)
         return cls(order.kind, order.bits, order.bound, noise)  # type: ignore[arg-type]
 
@@ -114,27 +107,21 @@ class Encoding:
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
-        """The NumPy type of the ring's elements."""
         return np.dtype(_UNSIGNED[self.bits])
 
     def fraction_bits(self, parties: int) -> int:
-        """Return f, fractional bits of the fixed point when ``parties`` numbers are added.
+        """Return f, the number of fractional bits in a fixed-point sum of ``parties`` numbers.
 
         f = bits - 2 - ceil(log2 parties) - ceil(log2 bound), so that the sum stays below a quarter
-        of the ring. Each number is rounded to a multiple of 2^-f. With noise f belongs to it: then
-        rounding is part of what the noise hides.
+        of the ring. Each number is rounded to a multiple of 2^-f. With noise f is that of the
+        noise, which also hides the rounding.
         """
         if self.noise.variance:
             return self.noise.fraction
         return self.bits - 2 - _ceil_log2(parties) - _ceil_log2(self.bound)
 
     def check_room(self, parties: int) -> None:
-        """Refuse a sum that could overflow the ring.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Raise OptionError if a sum could overflow the ring."""
         if self.kind == "integer" and parties * self.bound >= 2.0 ** (self.bits - 1):
             raise OptionError(
                 f"{parties} integers up to {self.bound:g} overflow a {self.bits}-bit ring",
@@ -161,22 +148,15 @@ class Encoding:
     ) -> RingArray:
         """Return ring elements.
 
-        Parameters
-        ----------
-        values : ndarray, shape (length,)
-            Real numbers, integers or angles in radians.
-        parties : int
-            Number of parties in the sum.
-        name : str
-            Name of the sum, for errors.
-        overwrite : bool (default: False)
-            Whether the result may take the place of the values, where it has their size.
+        - ``values``: Real numbers, integers or angles in radians.
+        - ``parties``: Number of parties in the sum.
+        - ``overwrite`` (default: False): Whether the result may reuse the memory of ``values``.
 
         Raises
         ------
         SumError
-            NaN, infinite, beyond the bound, or not numbers of the declared kind. The text quotes
-            no value.
+            Values are NaN, infinite, beyond the bound, or of the wrong kind. The text quotes no
+            value.
         """
         allowed = "iub" if self.kind == "integer" else "fiub"
         if not isinstance(values, np.ndarray) or values.ndim != 1:
@@ -197,9 +177,9 @@ class Encoding:
         return out
 
     def decode(self, total: RingArray, parties: int, *, overwrite: bool = False) -> NDArray[Any]:
-        """Return the sum: float64 numbers or angles in [0, 2 pi), or int64 integers.
+        """Return the sum: float64 numbers, angles in [0, 2 pi), or int64 integers.
 
-        With ``overwrite`` real numbers may take the place of ``total``.
+        With ``overwrite`` real numbers may reuse the memory of ``total``.
         """
         if self.kind == "circle":
             angles = total * (_TURN / 2.0**self.bits)
@@ -215,12 +195,7 @@ class Encoding:
     def check_total(self, total: NDArray[Any], parties: int, *, name: str) -> None:
         """Refuse a decoded sum that ``parties`` vectors within the bound cannot have.
 
-        Garbage that a party uploads instead of its vector is nearly always noticed so; whose it
-        was cannot be told.
-
-        Raises
-        ------
-        SumError
+        This detects nearly all garbage, but not its sender.
         """
         if self.kind == "circle" or not total.size:
             return
@@ -235,11 +210,9 @@ class Encoding:
 
     @property
     def _largest(self) -> float:
-        """What no party's number exceeds, with its noise."""
         return self.bound + reach(self.noise.variance) * 2.0**-self.noise.fraction
 
     def _encode(self, values: NDArray[Any], out: RingArray, parties: int, name: str) -> None:
-        """Write the ring elements of some numbers, at least one, to ``out``."""
         number: type[float] | type[int] = int if self.kind == "integer" else float
         largest = max(number(values.max()), -number(values.min()))  # NaN if there is one
         if not math.isfinite(largest):
@@ -270,7 +243,7 @@ def _ceil_log2(value: float) -> int:
 
 
 def chunks(vector: RingArray) -> tuple[RingArray, ...]:
-    """Cut a vector into chunks of a few MB, so that neither side copies it as a whole."""
+    """Split a vector into chunks of 4 MiB, so that neither side copies the whole."""
     step = CHUNK_BYTES // vector.itemsize
     return tuple(vector[k : k + step] for k in range(0, vector.size, step))
 
@@ -300,16 +273,12 @@ def add_streams(
     target : ndarray of unsigned integers, shape (length,)
         Contiguous; changed in place modulo 2^bits of its dtype.
     streams : sequence of (key, negative)
-        32-byte keys. The stream of a key is the key stream of the cipher from its beginning, with
-        a zero nonce: a key must never serve two sums.
+        32-byte keys. A stream is the cipher's key stream from its beginning, with a zero nonce:
+        never use a key for two sums.
     cipher : {"aes-256-ctr", "chacha20"}
-        What makes the streams.
+        Cipher of the streams.
     threads : int (default: 0)
-        Threads that share a long vector; 0 for one per processor.
-
-    Notes
-    -----
-    Memory: one block of 1 MiB per thread.
+        Threads that share a long vector; 0 for one per processor. Each needs 1 MiB.
     """
     size = target.nbytes
     if not size or not streams:
@@ -328,7 +297,7 @@ def add_streams(
 def _add_range(
     target: RingArray, streams: Sequence[Stream], cipher: str, start: int, stop: int
 ) -> None:
-    """Add the streams to the bytes from ``start``, a multiple of ``_STEP``, to ``stop``."""
+    """Add the streams to the bytes ``start`` to ``stop``; ``start`` is a multiple of ``_STEP``."""
     width = target.itemsize
     buffer = np.empty(min(BLOCK, stop - start), np.uint8)
     ciphers = [(_cipher(cipher, key, start), negative) for key, negative in streams]
@@ -343,7 +312,6 @@ def _add_range(
 
 
 def _cipher(name: str, key: bytes, offset: int) -> CipherContext:
-    """Return the key stream of ``key`` from byte ``offset`` on."""
     chosen: Cipher[Any]
     if name == "aes-256-ctr":
         chosen = Cipher(algorithms.AES256(key), _counter(offset // _AES_BLOCK))

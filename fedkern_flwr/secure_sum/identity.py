@@ -1,8 +1,8 @@
-"""Pinned identities: Ed25519 signatures under the keys of a run, against a server that swaps them.
+"""Pin identities: Ed25519 signatures of the keys of a run, so that the server cannot swap them.
 
-A party signs its key of the run with its long-term identity key. The others compare with a file of
-trusted keys that the organisations exchanged out of band. Keys are those of
-``ssh-keygen -t ed25519``; the file has a line per party: partition id, then the public key::
+A party signs its key of the run with its long-term identity key. The others compare it with a file
+of trusted keys, which the organisations exchanged directly. Keys are those of ``ssh-keygen -t
+ed25519``. The file has a line per party, partition id and public key::
 
     0 ssh-ed25519 AAAAC3... hospital-a
     1 ssh-ed25519 AAAAC3... hospital-b
@@ -27,14 +27,14 @@ SIGNATURE_BYTES = 64
 
 
 class Counts(NamedTuple):
-    """What a party declares of its table, signed where it has an identity.
+    """What a party declares about its table, signed if it has an identity.
 
     Attributes
     ----------
     rows, held_out : int
-        Rows that it learns from, and held-out rows.
+        Training rows, and held-out rows.
     bits : int
-        Of a row: 64 for a column, also the label, and 1 for a column of at most two values.
+        Bits of a row: 64 per column and label, 1 per two-valued column.
     """
 
     rows: int = 0
@@ -43,12 +43,7 @@ class Counts(NamedTuple):
 
 
 def read_identity(path: Path) -> Ed25519PrivateKey:
-    """Read a private identity key (OpenSSH or PEM, without a passphrase).
-
-    Raises
-    ------
-    OptionError
-    """
+    """Read a private identity key (OpenSSH or PEM, without a passphrase)."""
     try:
         data = path.read_bytes()
         openssh = b"OPENSSH PRIVATE KEY" in data
@@ -65,12 +60,7 @@ def read_identity(path: Path) -> Ed25519PrivateKey:
 
 
 def read_trusted(path: Path) -> dict[int, bytes]:
-    """Read the file of trusted keys: partition -> raw public key.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Read the file of trusted keys: partition -> raw public key."""
     trusted: dict[int, bytes] = {}
     try:
         lines = path.read_text().splitlines()
@@ -98,12 +88,12 @@ def read_trusted(path: Path) -> dict[int, bytes]:
 
 
 def make_identity(path: Path) -> bytes:
-    """Make a private identity key, for this user's eyes only; return its public key, raw.
+    """Create a private identity key, readable by this user only; return the raw public key.
 
     Raises
     ------
     FileExistsError
-        Something has the file's name.
+        The file exists.
     """
     key = Ed25519PrivateKey.generate()
     form, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -113,14 +103,13 @@ def make_identity(path: Path) -> bytes:
 
 
 def trusted_line(partition: int, public: bytes) -> str:
-    """Return the line of a party in a file of trusted keys."""
     key = Ed25519PublicKey.from_public_bytes(public)
     form = serialization.PublicFormat.OpenSSH
     return f"{partition} {key.public_bytes(serialization.Encoding.OpenSSH, form).decode()}"
 
 
 def fingerprint(public: bytes) -> str:
-    """Return the fingerprint of a public key, as ``ssh-keygen -l`` shows it: to be read aloud."""
+    """Return the fingerprint of a public key, as ``ssh-keygen -l`` shows it, to be read aloud."""
     blob = trusted_line(0, public).split()[2]
     digest = hashlib.sha256(base64.b64decode(blob)).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
@@ -129,7 +118,7 @@ def fingerprint(public: bytes) -> str:
 def sign_key(
     identity: Ed25519PrivateKey, session: str, partition: int, public: bytes, counts: Counts
 ) -> bytes:
-    """Sign a party's key of the run, with the numbers of rows that it declares."""
+    """Sign a party's key of the run and its declared row counts."""
     return identity.sign(_statement(session, partition, public, counts))
 
 
@@ -141,12 +130,7 @@ def check_key(
     signature: bytes,
     counts: Counts,
 ) -> None:
-    """Refuse a key of the run, or numbers of rows, that the pinned identity has not signed.
-
-    Raises
-    ------
-    SumError
-    """
+    """Refuse a key of the run, or row counts, that the pinned identity has not signed."""
     party = f"partition {partition}"
     if partition not in trusted:
         raise SumError("its identity key is not pinned", party=party, code="FK-IDENTITY-UNPINNED")

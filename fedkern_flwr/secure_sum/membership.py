@@ -1,4 +1,4 @@
-"""Who sums with whom: cohorts, who shares masks with whom, whose noise a sum has, and who votes."""
+"""Define who takes part in a sum: cohorts, mask graphs, noise keys and votes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SHARE = 0.65  # of k: shares that open a seed, of k neighbours and the party it
 
 
 def degree(parties: int) -> int:
-    """Return k, the number of parties that one masks with."""
+    """Return k, the number of parties with which a party shares masks."""
     if parties <= COMPLETE_UP_TO:
         return parties - 1
     if parties > _SIZES[-1]:
@@ -55,29 +55,24 @@ def default_threshold(parties: int) -> int:
 
 
 def share_threshold(parties: int, threshold: int) -> int:
-    """Return how many holders must reveal their shares to reconstruct a seed of a party."""
+    """Return how many parties must reveal their shares to reconstruct a seed."""
     k = degree(parties)
     return threshold if k == parties - 1 else math.ceil(_SHARE * k)
 
 
 def fewest_colluders(parties: int, threshold: int) -> int:
-    """Return the bound on colluders: fewer cannot open a vector, whatever survivors they are told.
+    """Return a lower bound of the colluders that can open a vector, even with false survivors.
 
-    It holds where all identities are pinned, for colluders in the worst places: see below.
+    It holds with pinned identities, for the worst choice of colluders: see below.
     """
     return min(2 * threshold - parties, share_threshold(parties, threshold) - 1)
 
 
 @lru_cache(maxsize=64)
 def neighbourhoods(members: tuple[int, ...], digest: bytes) -> dict[int, tuple[int, ...]]:
-    """Return party -> the parties that it masks with, in ascending order.
+    """Return party -> the parties with which it shares masks, ascending.
 
-    Parameters
-    ----------
-    members : tuple of int
-        Partitions, ascending.
-    digest : bytes
-        Digest of the roster, which no party can foresee.
+    ``digest`` is that of the roster, which no party can predict.
     """
     k = degree(len(members))
     if k == len(members) - 1:
@@ -104,7 +99,7 @@ _COUNTS = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class Cohort:
-    """A fixed set of parties; a sum belongs to one cohort.
+    """A fixed set of parties among which sums are made.
 
     Attributes
     ----------
@@ -117,7 +112,7 @@ class Cohort:
     digest : bytes
         Digest of the roster.
     first : int
-        Number of the cohort's first sum in this roster; more than 1 in a run that was resumed.
+        Number of the first sum; more than 1 in a resumed run.
     """
 
     number: int
@@ -128,35 +123,26 @@ class Cohort:
 
     @cached_property
     def neighbours(self) -> dict[int, tuple[int, ...]]:
-        """Party -> the parties that it masks with."""
         return neighbourhoods(self.members, self.digest)
 
     @property
     def degree(self) -> int:
-        """Number of parties that one masks with."""
         return len(self.neighbours[self.members[0]])
 
     @cached_property
     def share_threshold(self) -> int:
-        """Shares needed to reconstruct a seed."""
         return share_threshold(len(self.members), self.threshold)
 
     def backs_up(self, nbytes: int) -> bool:
-        """Tell whether seeds of pairs are shared too, for survivors that fall silent.
+        """Return whether seeds of pairs are shared too, in case survivors drop out.
 
-        Both sides compute it, for a sum with self masks: where backups help (enough are left to
-        hold them) and cost no more than the vector.
-
-        Parameters
-        ----------
-        nbytes : int
-            Size of the vector.
+        Both sides compute it, for a sum with self masks. Backups are made if enough holders would
+        be left, and if they are no larger than the vector of ``nbytes``.
         """
         return self.degree > self.share_threshold and self.backup_bytes <= nbytes
 
     @property
     def backup_bytes(self) -> int:
-        """Bytes of all backups that a party makes."""
         return self.degree * (self.degree * SHARE_BYTES + TAG_BYTES)
 
     @cached_property
@@ -164,26 +150,17 @@ class Cohort:
         return {member: position for position, member in enumerate(self.members, start=1)}
 
     def point(self, member: int) -> int:
-        """Return the point at which a member holds shares."""
         return self._points[member]
 
     def holders(self, member: int) -> tuple[int, ...]:
-        """Return who holds shares of a member's seeds: its neighbours and itself."""
         return (member, *self.neighbours[member])
 
     def pack(self, parties: Iterable[int]) -> bytes:
-        """Return a set of members as a bit set."""
         flags = np.zeros(len(self.members), bool)
         flags[[self._points[party] - 1 for party in parties]] = True
         return np.packbits(flags, bitorder="little").tobytes()
 
     def unpack(self, bits: bytes) -> frozenset[int]:
-        """Return the members of a bit set.
-
-        Raises
-        ------
-        SumError
-        """
         flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
         n = len(self.members)
         if len(bits) != -(-n // 8) or flags[n:].any():
@@ -193,18 +170,10 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Membership:
-    """The roster of a run, checked.
+    """The checked roster of a run, with its ``digest``.
 
-    Attributes
-    ----------
-    session : str
-    keys, signatures : dict
-        Partition -> public key of the run, signature of its identity (zeros for none).
-    counts : dict
-        Partition -> what it declared of its table.
-    cohorts : tuple of Cohort
-    cipher : str
-    digest : bytes
+    ``keys`` and ``signatures`` map each partition to its public key, and to the signature of its
+    identity (zeros for none); ``counts`` to its declared row counts.
     """
 
     session: str
@@ -217,18 +186,12 @@ class Membership:
 
     @property
     def signed(self) -> bool:
-        """Whether every party has signed its key: then all can vote."""
+        """Whether every party has signed its key, so that all can vote."""
         return all(map(any, self.signatures.values()))
 
     @classmethod
     def read(cls, roster: Roster, session: str) -> Membership:
-        """Build from the message.
-
-        Raises
-        ------
-        SumError
-            Sizes do not fit, a party comes twice, a cohort is too small or has strangers.
-        """
+        """Read the roster message; raise SumError if it is inconsistent."""
         parties, rest = divmod(len(roster.partitions), 4)
         listed = _read_cohorts(roster.cohorts)
         if rest or len(roster.counts) != _COUNTS.itemsize * 3 * parties:
@@ -291,13 +254,8 @@ def make_roster(
 ) -> Roster:
     """Return the roster message for parties with (public key, signature).
 
-    ``thresholds`` (None for the default) and ``first``, the number of the first sum, are those of
-    each cohort; ``counts`` are what each party declares of its table, zeros of one not named.
-
-    Raises
-    ------
-    SumError
-        A key or signature is none.
+    ``thresholds`` (None for the default) and ``first``, the number of the first sum, belong to the
+    cohorts. ``counts`` are the declared row counts; zeros by default.
     """
     ids = sorted(keys)
     for partition in ids:
@@ -328,9 +286,9 @@ def check_cohort(parties: int, threshold: int | None, min_cohort: int) -> None:
     Raises
     ------
     SmallCohortError
-        Fewer than ``min_cohort`` parties.
+        There are fewer than ``min_cohort`` parties.
     OptionError
-        A minimum of one party, or a threshold that cannot work.
+        The minimum is below 2, or the threshold cannot work.
     """
     if min_cohort < 2:
         raise OptionError(
@@ -349,13 +307,9 @@ def check_cohort(parties: int, threshold: int | None, min_cohort: int) -> None:
 
 
 def check_threshold(parties: int, threshold: int) -> None:
-    """Refuse thresholds that protect nobody or that nobody can reach.
+    """Refuse a threshold above the number of parties, or of at most half of it.
 
     With at most half the parties, two disjoint sets of survivors could both be opened.
-
-    Raises
-    ------
-    OptionError
     """
     if not parties // 2 < threshold <= parties:
         raise OptionError(
@@ -367,21 +321,21 @@ def check_threshold(parties: int, threshold: int) -> None:
 
 # -- which noise a party adds to a sum: the same to the same release, and to no other
 #
-# A sum that is repeated, because a party or a message was lost, must have the noise that it had:
-# else whoever sees both has the mean of two noises. And noise that has been added to one release
-# must never be added to another: their difference would have none.
+# A sum that is repeated, because a party or a message was lost, must have the same noise. Otherwise
+# an observer of both gets the mean of two noises. Noise of one release must never be added to
+# another: their difference would have none.
 #
-# So the key of the noise is a keyed digest of the question and of the very numbers that answer it,
-# under a secret of the run that was drawn from the operating system and is kept until the run is
-# over. The same answer to the same question has the same noise, byte for byte. Another question has
-# noise of its own and is another release, which is charged, also if the numbers are the same: else
-# a server would learn without noise whether they are. And so are other numbers, which would be told
-# by the difference of two sums with one noise. What the question was, a method says by
+# So the key of the noise is a keyed digest of the request and of the exact numbers that answer it.
+# The secret of the run comes from the operating system and is kept until the run is over. The same
+# answer to the same request has the same noise, byte for byte. Another request has its own noise
+# and is another release, which is charged, even if the numbers are the same: otherwise a server
+# would learn without noise whether they are. Other numbers get other noise too, because the
+# difference of two sums with one noise would reveal them. A method names its request by
 # :func:`asked`.
 
 
 def asked(*public: str | bytes | NDArray[Any]) -> str:
-    """Return a short name of a question: of all that is public on which its answer depends."""
+    """Return a short name of a request: a digest of all public inputs of its answer."""
     found = hashlib.blake2b(digest_size=16)
     for part in public:
         encoded: Any = part.encode() if isinstance(part, str) else part
@@ -393,21 +347,22 @@ def asked(*public: str | bytes | NDArray[Any]) -> str:
 def noise_key(
     secret: bytes, order: Order, cohort: Cohort, release: str, numbers: RingArray
 ) -> bytes:
-    """Return the key of the noise of a party.
+    """Return the key of a party's noise.
 
     Parameters
     ----------
     secret : bytes
-        Of the run and the party.
+        Secret of the run and the party.
     order : Order
-        Of the sum; what follows a # in its name, its number and its masks are those of an attempt.
+        The sum, except its number, its masks and the part of its name after #: these change if the
+        sum is repeated.
     cohort : Cohort
-        The parties among whom the sum is made: the difference of two sums with one noise over
-        others is that of the parties in which they differ. Its number is the server's to choose.
+        Parties of the sum. With the same noise over others, the difference would reveal the parties
+        in which the cohorts differ.
     release : str
-        The question: :func:`asked`.
+        Name of the request.
     numbers : ndarray of unsigned integers
-        What the noise is added to, before it is masked.
+        Values before noise and masks.
     """
     name = order.name.partition("#")[0]
     among = [*cohort.members, cohort.threshold, order.receiver]
@@ -418,17 +373,14 @@ def noise_key(
 
 
 def digest_of(values: NDArray[Any]) -> bytes:
-    """Return a digest of values; of one zero, as often as a sum is long, an empty one."""
+    """Return a digest of values; empty for a broadcast zero."""
     if values.strides == (0,):
         return b""
     return hashlib.sha256(np.ascontiguousarray(values).data).digest()
 
 
 def value_mark(order: Order, told: bytes) -> str:
-    """Return the mark of what a party adds to a sum, however it is encoded; of nothing, none.
-
-    ``told`` is the digest of the values.
-    """
+    """Return a fingerprint of a party's values in a sum, whatever their encoding; "" for zeros."""
     if not told:
         return ""
     terms = [order.name.partition("#")[0], order.length, order.receiver]
@@ -437,11 +389,11 @@ def value_mark(order: Order, told: bytes) -> str:
     return found.hexdigest()
 
 
-# -- votes: all parties that answer for a sum answer for the same survivors, or nobody does
+# -- votes: all parties that answer for a sum answer for the same survivors, or none answers
 #
-# A server that tells different parties different survivors collects what belongs to neither story:
-# shares of b_i from those for whom i lives, the seeds s_ij from those for whom i is dead. In runs
-# with pinned identities a party casts one vote per sum, its signature of ::
+# A server that sends different survivors to different parties collects shares of b_i from those to
+# which i is alive, and seeds s_ij from those to which i is dead. In runs with pinned identities a
+# party casts one vote per sum, its signature of ::
 #
 #     session, digest of the roster, cohort, number of the sum, set of survivors
 #
@@ -451,10 +403,9 @@ def value_mark(order: Order, told: bytes) -> str:
 # binds its sender. ``Recover`` is answered only for the set for which the party has answered an
 # ``Unmask``.
 #
-# **What it withstands.** N parties, of whom t must survive, k neighbours each, s shares open a seed
-# (s = t on the complete graph), c parties that collude with the server, whichever it likes. No
-# vector is opened, and a sum that is opened holds the vectors of at least s - c honest parties, if
-# ::
+# **What it withstands.** There are N parties, of which t must survive, with k neighbours each. s
+# shares open a seed (s = t on the complete graph). Any c parties collude with the server. No vector
+# is opened, and an opened sum has the vectors of at least s - c honest parties, if ::
 #
 #     c < min(2 t - N, s - 1)            (graph.fewest_colluders)
 #
@@ -463,42 +414,31 @@ def value_mark(order: Order, told: bytes) -> str:
 # if c < 2 t - N. Above 30 parties all answers thus belong to one certified set A.
 #
 # *The full set without a certificate.* On the complete graph some honest parties may answer for the
-# full set F beside those that voted for A: at most N - c - (t - c) = N - t. No dead party is in F,
-# so such answers reveal shares of self seeds only. For a party i that is not in A the server then
-# has N - t + c shares of b_i at most, fewer than t. For i in A neither story calls i dead.
+# full set F, while others voted for A: at most N - c - (t - c) = N - t. No dead party is in F, so
+# such answers reveal shares of self seeds only. For a party i that is not in A the server then has
+# at most N - t + c shares of b_i, fewer than t. For i in A neither set has i as dead.
 #
 # *Within A.* For i not in A, b_i stays closed: for the sparse graph only colluders' shares of it
-# are known, c < s. For i in A, b_i is opened, and so is s_ij where j is dead or colluding. But a
-# party refuses sets that leave it fewer than s - 1 living neighbours (:meth:`.Party.unmask`); of
-# these at least s - 1 - c are honest, and s_ij of two honest survivors is never revealed. So i's
-# vector is seen only in a sum with all honest survivors that are linked to it: 1 + s - 1 - c at
-# least.
+# are known, c < s. For i in A, b_i is opened, and so is s_ij if j is dead or colluding. But a party
+# refuses sets with fewer than s - 1 of its neighbours alive (:meth:`.Party.unmask`). At least s - 1
+# - c of these are honest, and s_ij of two honest survivors is never revealed. So i's vector is seen
+# only in a sum with all honest survivors that are linked to it: at least 1 + s - 1 - c.
 #
 # **At the bound** vectors are opened. Complete graph, backups on, c = 2 t - N: i and N - t - 1
-# others answer for F; the other N - t honest parties vote with the colluders for the set without i,
-# and reveal their seeds with it. Of b_i, N - t + c = t shares are known; the seeds that i has in
-# common with those who answered for F come from *their* backups, of which the N - t parties and the
-# colluders hold t shares. Without backups it takes more colluders, unless N - t = 1, where nobody
-# but i answers for F. Sparse graph, c = s - 1, all of them neighbours of i: the server calls the
-# other k - s + 1 neighbours dead, in one story for all. For a *random* set of colluders what counts
-# is 2 t - N in all and s - 1 in each neighbourhood; the odds are in ``docs/security.md``.
+# others answer for F. The other N - t honest parties vote with the colluders for the set without i,
+# and reveal their seeds with it. Of b_i, N - t + c = t shares are known. The seeds that i has in
+# common with those that answered for F come from *their* backups, of which the N - t parties and
+# the colluders have t shares. Without backups it takes more colluders, unless N - t = 1, where only
+# i answers for F. Sparse graph, c = s - 1, all of them neighbours of i: the server declares the
+# other k - s + 1 neighbours dead, to all parties. For a *random* set of colluders what counts is 2
+# t - N in all and s - 1 in each neighbourhood; the odds are in ``docs/security.md``.
 #
-# Without pinned identities there are no votes. All this then holds for a server that tells
-# everybody the same survivors, not for one that lies.
+# Without pinned identities there are no votes. All this then holds for a server that sends the same
+# survivors to all parties, not for one that lies.
 
 
 class Subject(NamedTuple):
-    """What a vote is about.
-
-    Attributes
-    ----------
-    session : str
-    cohort : Cohort
-    number : int
-        Number of the sum.
-    alive : bytes
-        Bit set of the survivors.
-    """
+    """What a vote is about; ``alive`` is the bit set of the survivors."""
 
     session: str
     cohort: Cohort
@@ -507,7 +447,6 @@ class Subject(NamedTuple):
 
     @property
     def statement(self) -> bytes:
-        """What is signed."""
         cohort = self.cohort
         return json.dumps(
             [
@@ -522,31 +461,20 @@ class Subject(NamedTuple):
 
 
 def votes_needed(cohort: Cohort, survivors: int) -> int:
-    """Return how many votes a party must see before it answers; 0 where none are needed."""
+    """Return how many votes a party requires before it answers; 0 if none."""
     complete = cohort.degree == len(cohort.members) - 1
     return 0 if complete and survivors == len(cohort.members) else cohort.threshold
 
 
 def sign_vote(identity: Ed25519PrivateKey, subject: Subject) -> bytes:
-    """Return a party's vote."""
     return identity.sign(subject.statement)
 
 
 def check_votes(pinned: Mapping[int, bytes], subject: Subject, voters: bytes, votes: bytes) -> None:
-    """Refuse survivors for which too few parties have voted.
+    """Refuse survivors (``subject``) for which too few parties have voted.
 
-    Parameters
-    ----------
-    pinned : dict
-        Partition -> raw Ed25519 public key.
-    subject : Subject
-        What the votes must be about.
-    voters, votes : bytes
-        The certificate, see :class:`.Unmask`.
-
-    Raises
-    ------
-    SumError
+    ``pinned`` maps a partition to its raw Ed25519 public key. ``voters`` and ``votes`` are the
+    certificate, see :class:`.Unmask`.
     """
     cohort = subject.cohort
     alive = cohort.unpack(subject.alive)

@@ -1,4 +1,4 @@
-"""A client's side of secure sums: what it remembers, what it refuses, what it sends."""
+"""Run a client's side of secure sums: its state, its checks and its messages."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ from .membership import (
 
 
 def order_terms(order: Order) -> str:
-    """Return what all parties of a sum must have been told alike, for its label.
+    """Return the terms that all parties of a sum must agree on, for its label.
 
-    Masks of parties that were told different things do not cancel. Else a server that gives one
-    party a small bound and the others a large one would read the first in the leading digits of
-    the total, and one that tells the others of a shorter vector would read the rest of it.
+    Masks of parties with different terms do not cancel. Otherwise a server could send a small bound
+    to one party and a large one to the others, and read the first in the leading digits of the
+    total. With a shorter vector for the others it could read the rest of the first.
     """
     terms = [order.name, order.length, order.kind, order.bits, float(order.bound)]
     return json.dumps([*terms, order.receiver, order.self_masks, order.noise, order.fraction])
@@ -73,8 +73,6 @@ _BYTES = ("own_share", "pad", "alive", "delivered")
 
 @dataclass(repr=False)  # its text would show secrets
 class OpenSum:
-    """A sum to which this party has contributed and that is not closed."""
-
     order: Order
     keys: dict[int, tuple[bytes, bytes]]
     own_share: bytes = b""
@@ -85,7 +83,6 @@ class OpenSum:
     mark: str = ""  # of the values that were added, unless they are nothing
 
     def label(self, session: str) -> bytes:
-        """Return the label of the sum."""
         return sum_label(session, self.order.cohort, self.order.index, order_terms(self.order))
 
 
@@ -95,30 +92,18 @@ class PartyState:
 
     Attributes
     ----------
-    session : str
     private : bytes
-        X25519 key of the run, erased as soon as the roster has come.
-    digest : bytes
-        Digest of the roster, empty before.
-    cipher : str
-    cohorts : dict
-        Number -> cohort, those of which this party is a member.
-    roots : dict
-        Cohort -> neighbour -> root of the next sum.
-    last : dict
-        Cohort -> number of the last sum.
+        X25519 key of the run, erased when the roster arrives.
+    roots, last : dict
+        Cohort -> neighbour -> root of the next sum; cohort -> number of the last sum.
     fixed : dict
-        Name -> digest of how the first sum of that name was ordered: cohort, receiver, encoding.
+        Name -> digest of the terms of the first sum of that name.
     open : dict
         (cohort, number) -> open sum.
     secrets : dict
-        Neighbour -> secret of the pair for the method's own use, if the method has any.
-    counts : dict
-        Partition -> what it declared of its table, as in the roster.
+        Neighbour -> secret of the pair for the method, if it needs one.
     shown : dict
-        Mark of values -> digest of the parties over whose sum they were opened.
-    noise_key : bytes
-        What the noise of the run is drawn with; empty in a run without noise.
+        Fingerprint of values -> digest of the parties over which their sum was opened.
     """
 
     session: str
@@ -136,23 +121,20 @@ class PartyState:
     noise_key: bytes = b""
 
     def enter(self, cohort: Cohort, roots: dict[int, bytes]) -> None:
-        """Become a member of a cohort."""
         self.cohorts[cohort.number], self.roots[cohort.number] = cohort, roots
         self.last[cohort.number] = cohort.first - 1
 
     def close(self, cohort: int, open_from: int) -> None:
-        """Erase what belongs to the sums of a cohort before ``open_from``."""
         for key in [k for k in self.open if k[0] == cohort and k[1] < open_from]:
             del self.open[key]
 
     def keep_delivered(self, later: PartyState) -> None:
-        """Take over which totals were opened, from a later state that is to be forgotten."""
+        """Copy which totals were opened from a later state that will be discarded."""
         for place, opened in later.open.items():
             if place in self.open:
                 self.open[place].delivered = self.open[place].delivered or opened.delivered
 
     def twin(self) -> PartyState:
-        """Return a copy, which can be changed without this one."""
         twin = copy(self)
         for name in ("cohorts", "last", "fixed", "shown", "secrets", "counts"):
             setattr(twin, name, getattr(self, name).copy())
@@ -161,7 +143,6 @@ class PartyState:
         return twin
 
     def pack(self) -> bytes:
-        """Return the state as bytes."""
         value = {
             "session": self.session,
             "private": self.private.hex(),
@@ -183,7 +164,6 @@ class PartyState:
 
     @classmethod
     def unpack(cls, data: bytes) -> PartyState:
-        """Rebuild a state from :meth:`pack`."""
         value = json.loads(data)
         digest = bytes.fromhex(value["digest"])
         return cls(
@@ -228,7 +208,6 @@ _LONGEST_LEAP = 1024  # sums that a party may have missed in a row
 
 
 def other_parties(party: str = "") -> RefusedError:
-    """Return the error with which the same values are not opened over other parties."""
     problem = "the parties of a sum: its values were summed over others before"
     return refusal(
         problem, party, "go on with those, or start another run", code="FK-ORDER-PARTIES"
@@ -236,8 +215,6 @@ def other_parties(party: str = "") -> RefusedError:
 
 
 class Accepted(NamedTuple):
-    """An order that was accepted, and what its vector is masked with."""
-
     cohort: Cohort
     encoding: Encoding
     label: bytes
@@ -250,29 +227,28 @@ class Party:
     Parameters
     ----------
     partition : int
+        Number of the party.
     state : PartyState
-        What it remembers between messages; changed in place.
+        Memory between messages; changed in place.
     identity : Ed25519PrivateKey, optional
         Signs the party's key of the run.
     trusted : dict, optional
-        Partition -> pinned identity key. With it, every other party must have signed its key and,
-        where it matters, voted for the survivors (:mod:`.membership`); needs ``identity``.
+        Partition -> pinned identity key. With it, all others must have signed their keys, and voted
+        for the survivors where needed; needs ``identity``.
     allow_single : bool (default: False)
-        Whether to contribute to a sum that another client opens and that has no third party: the
-        receiver then learns this party's values.
-    pair_secrets : bool (default: False)
-        Whether to derive a secret with every neighbour for the method's own use.
-    partners : collection of int (default: ())
-        Parties with whom to derive such a secret though they are no neighbours.
+        Whether the other one of two parties may open their sum, and so learn this party's values.
+    pair_secrets, partners : bool, collection of int
+        Whether to derive a secret with every neighbour for the method, and further parties for
+        this.
     whole_cohorts : bool (default: False)
-        Whether to take part in sums without self masks only: a method that repeats the same values
-        must not have them opened over different survivors.
+        Whether to refuse sums with self masks: a method that repeats the same values must not have
+        them opened over different survivors.
     allow_recovery : bool (default: True)
-        Whether this party's seeds of pairs are shared where backups are on, and whether it helps to
-        recover those of others. Without it a sum is aborted where that would be needed.
+        Whether to share backups of this party's seeds, and to recover those of others. Without it a
+        sum that needs them is aborted.
     same_parties : bool (default: False)
-        Whether the same values, under one name, are opened over the same survivors only. The same
-        noise always is.
+        Whether the same values, under one name, are opened over the same survivors only, as the
+        same noise always is.
     """
 
     def __init__(
@@ -303,10 +279,6 @@ class Party:
     # -- set-up
 
     def announce(self, counts: Counts | None = None) -> tuple[bytes, bytes]:
-        """Make a key for the run; return (public key, signature or nothing).
-
-        ``counts`` is what it declares of its table.
-        """
         counts = Counts(*counts or ())
         self.state.counts = {self.partition: counts}
         if self.state.private:
@@ -324,8 +296,8 @@ class Party:
         Raises
         ------
         SumError
-            Another roster was accepted before, a key is not the pinned one, this party's own key
-            was replaced, or it pins others without an identity of its own.
+            The roster has changed, a key is not the pinned one or not its own, or the party pins
+            others without an identity key.
         """
         members = Membership.read(roster, self.state.session)
         if self.state.digest:
@@ -362,19 +334,16 @@ class Party:
     # -- a sum
 
     def accept(self, order: wire.Order) -> None:
-        """Take an order: its number is used up, whatever this party contributes.
+        """Accept an order, and use up its number.
 
-        Orders of a cohort must be accepted in the order of their numbers. Nothing that leaves this
-        party may be masked with keys of a number whose use it does not remember: what the state
-        holds after this must be kept before a reply is sent.
+        A cohort's numbers must increase. Save the state before the reply is sent: a key of a number
+        that the state does not remember could be used twice.
 
         Raises
         ------
         SumError
-            The order breaks a rule: a number used before, a receiver who would learn this party's
-            values, a sum with and one without self masks of the same values.
-        OptionError
-            The ring has no room for the sum.
+            The number was used before, the receiver would learn this party's values, or the terms
+            of a repeated sum differ.
         """
         cohort, encoding = self.check_order(order)
         self.state.close(order.cohort, order.open_from)
@@ -392,31 +361,18 @@ class Party:
         told: bytes = b"",
         common: bytes = b"",
     ) -> wire.Upload:
-        """Encode, mask and share; refuse before anything leaves this party.
+        """Encode, mask and share this party's vector; refuse before anything is sent.
 
-        Parameters
-        ----------
-        order : Order
-            What the server asked for; accepted here if it has not been.
-        values : ndarray, shape (order.length,)
-            This party's vector; ``np.broadcast_to(0.0, length)`` takes no time to encode.
-        overwrite : bool (default: False)
-            Whether the masked vector may take the place of the values.
-        release : str
-            Of sums with noise: the question, see :func:`.membership.asked`.
-        told : bytes
-            The digest of the values, where the caller has it: :func:`.membership.digest_of`.
-        common : bytes
-            Digest of what all parties of the sum must know alike and the server need not know, such
-            as secret landmarks. Masks of parties with another one do not cancel.
+        ``values`` has shape (order.length,); ``np.broadcast_to(0.0, length)`` is encoded without
+        cost. With ``overwrite`` the masked vector may reuse its memory. ``common`` is a digest of
+        what all parties must agree on without the server, such as secret landmarks: masks of
+        parties with another one do not cancel.
 
         Raises
         ------
         SumError
-            The values do not fit the order, or noise is ordered in a run that has declared none;
-            see also :meth:`accept`.
-        OptionError
-            The ring has no room for the sum.
+            The values do not fit the order, or noise is requested in a run without a budget; see
+            also :meth:`accept`.
         """
         if np.shape(values) != (order.length,):
             raise self.refuse(
@@ -477,13 +433,7 @@ class Party:
         )
 
     def vote(self, ballot: wire.Ballot) -> wire.Vote:
-        """Sign the survivors of a sum; from now on this party answers for no others.
-
-        Raises
-        ------
-        SumError
-            It has no identity key; see also :meth:`unmask`.
-        """
+        """Sign the survivors of a sum. From then on this party answers for no other set."""
         opened, cohort = self.opened(ballot)
         self.check_survivors(opened, ballot.alive)
         if self.identity is None:
@@ -498,9 +448,9 @@ class Party:
         Raises
         ------
         SumError
-            A party is both alive and dead, or neither; this party has voted or answered for another
-            set; fewer survivors than the threshold; this party or the receiver is not among them;
-            identities are pinned and too few have voted; a relayed share was changed.
+            The sets of survivors and dropped parties are inconsistent, or differ from those
+            answered before. There are too few survivors or votes. This party or the receiver is
+            missing. A share was changed.
         """
         opened, cohort = self.opened(request)
         living = self.check_survivors(opened, request.alive)
@@ -531,13 +481,13 @@ class Party:
         )
 
     def recover(self, request: wire.Recover) -> wire.RecoverReply:
-        """Reveal shares of seeds of silent survivors' pairs with the dead.
+        """Reveal shares of the seeds that dropped survivors have with dropped parties.
 
         Raises
         ------
         SumError
-            The survivors are not those that this party has answered for, a pair of two survivors
-            is asked for, or this party allows no recovery.
+            This party has answered for other survivors, a seed of two survivors is requested, or it
+            allows no recovery.
         """
         opened, cohort = self.opened(request)
         if not self.allow_recovery:
@@ -570,14 +520,10 @@ class Party:
         return wire.RecoverReply(cohort=cohort.number, index=request.index, shares=b"".join(out))
 
     def receive(self, delivery: wire.Delivery) -> tuple[str, NDArray[Any]]:
-        """Open a sum that belongs to this party.
+        """Open a sum of which this party is the receiver; return its name and total.
 
-        Its pad hides the total and does not bind it: one total is opened, and no other.
-
-        Returns
-        -------
-        (str, ndarray)
-            Name of the sum and its total; of angles the ring's own numbers, 2^bits to a turn.
+        The pad does not authenticate the total: so one total is opened, and no other. Angles are in
+        units of the ring, 2^bits for a full circle.
         """
         opened, cohort = self.opened(delivery)
         order, parts, parties = opened.order, delivery.padded, len(cohort.members)
@@ -605,22 +551,18 @@ class Party:
         return order.name, values
 
     def pad(self, order: wire.Order, length: int) -> NDArray[Any]:
-        """Return the beginning of the pad that this party has put on a sum of its own."""
+        """Return the beginning of the pad of a sum that this party receives."""
         words = np.zeros(length, Encoding.of(order).dtype)
         opened, _ = self.opened(order)
         add_streams(words, [(opened.pad, False)], cipher=self.state.cipher)
         return words
 
-    # -- what it refuses: orders, survivors, votes and deliveries that would show its values
+    # -- what it refuses: requests, survivors, votes and deliveries that would show its values
 
     def check_order(self, order: Order) -> tuple[Cohort, Encoding]:
         """Refuse an order that breaks a rule; return its cohort and encoding.
 
-        The first order of a name fixes the terms of all sums of that name in the run.
-
-        Raises
-        ------
-        SumError, OptionError
+        The first order of a name fixes the terms of all later ones in the run.
         """
         cohort = self.state.cohorts.get(order.cohort)
         if cohort is None:
@@ -649,12 +591,7 @@ class Party:
         return cohort, encoding
 
     def check_survivors(self, opened: OpenSum, survivors: bytes) -> list[int]:
-        """Refuse survivors for whom nobody should answer; return this party's living neighbours.
-
-        Raises
-        ------
-        SumError
-        """
+        """Refuse unsafe survivors; return this party's surviving neighbours."""
         if not opened.order.self_masks:
             raise self.refuse("a sum without self masks is never unmasked", code="FK-SUM-SECRET")
         order, cohort = opened.order, self.state.cohorts[opened.order.cohort]
@@ -683,12 +620,6 @@ class Party:
         return living
 
     def check_votes(self, cohort: Cohort, request: Unmask) -> None:
-        """Refuse survivors for whom too few have voted; only where identities are pinned.
-
-        Raises
-        ------
-        SumError
-        """
         if self.trusted is None:
             return
         pinned = dict(self.trusted)
@@ -698,15 +629,14 @@ class Party:
             check_votes(pinned, self.subject(cohort, request), request.voters, request.votes)
 
     def subject(self, cohort: Cohort, section: Ballot | Unmask) -> Subject:
-        """Return what a vote for survivors is about."""
         return Subject(self.state.session, cohort, section.index, section.alive)
 
     def _check_fixed(self, order: Order) -> None:
-        """A sum is repeated, under its name, only as it was: cohort, receiver, masks, encoding.
+        """Refuse to repeat a sum, under its name, with another cohort, receiver, masks or encoding.
 
-        The difference of sums of the same values over two cohorts is that of the parties in which
-        they differ; and what is rounded to ever more digits shows the digits of single parties by
-        the carries. What follows a # in a name tells what is summed, not under which rule.
+        The difference of sums over two cohorts reveals the parties in which they differ. Rounding
+        the same values to ever more digits would reveal digits of single parties by the carries.
+        The part of a name after # is not compared.
         """
         members = self.state.cohorts[order.cohort].members
         terms = [members, order.receiver, order.self_masks, order.kind, order.bits, order.bound]
@@ -719,22 +649,17 @@ class Party:
             )
 
     def show(self, mark: str, parties: Iterable[int]) -> str:
-        """Note over which parties marked values are about to be opened; return their digest."""
+        """Enter over which parties fingerprinted values will be opened; return their digest."""
         among = hashlib.sha256(json.dumps(sorted(parties)).encode()).hexdigest()[:16]
         if mark:
             self.shown[mark] = among
         return among
 
     def check_shown(self, mark: str, survivors: Iterable[int]) -> None:
-        """Refuse to have the same values, or the same noise, opened over other survivors.
+        """Refuse to open the same values, or the same noise, over other survivors.
 
-        The difference of two such sums is that of the parties in which they differ; noise that all
-        of them repeat goes with it.
-
-        Raises
-        ------
-        RefusedError
-            Counted by a node: it tells that values are the same.
+        The difference of two such sums reveals the parties in which they differ, without their
+        noise. The node counts this RefusedError, because it reveals that values are the same.
         """
         among = self.show(mark, survivors)
         if mark and self.state.shown.setdefault(mark, among) != among:
@@ -748,12 +673,6 @@ class Party:
             )
 
     def opened(self, section: SumSection) -> tuple[OpenSum, Cohort]:
-        """Return the open sum that a section is about.
-
-        Raises
-        ------
-        SumError
-        """
         opened = self.state.open.get((section.cohort, section.index))
         if opened is None:
             raise self.refuse(
@@ -763,21 +682,13 @@ class Party:
 
     @property
     def name(self) -> str:
-        """How errors name this party."""
         return f"partition {self.partition}"
 
     def refuse(self, problem: str, remedy: str | None = None, *, code: str) -> SumError:
-        """Return the error with which this party refuses."""
         return SumError(problem, remedy=remedy, party=self.name, code=code)
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """Name this party in what is refused in the block.
-
-        Raises
-        ------
-        SumError
-        """
         try:
             yield
         except SumError as error:
@@ -786,13 +697,7 @@ class Party:
     # -- pieces
 
     def _derive_pairs(self, members: Membership, private: X25519PrivateKey) -> None:
-        """Agree on roots, and on secrets for the method, with all neighbours; or with none.
-
-        Raises
-        ------
-        SumError
-            A public key is not valid.
-        """
+        """Derive roots, and secrets for the method, with all neighbours or with none."""
         derived: list[tuple[Cohort, dict[int, bytes]]] = []
         common: dict[int, bytes] = {}
         for cohort in members.cohorts:
@@ -820,7 +725,7 @@ class Party:
         self.state.secrets = common
 
     def _advance(self, cohort: Cohort, index: int, label: bytes) -> dict[int, tuple[bytes, bytes]]:
-        """Turn the ratchet to this sum; return neighbour -> (mask key, relay key)."""
+        """Advance the ratchet to this sum; return neighbour -> (mask key, relay key)."""
         roots = self.state.roots[cohort.number]
         missed = index - self.state.last[cohort.number] - 1
         keys = {}
@@ -833,7 +738,6 @@ class Party:
         return keys
 
     def _seal(self, kind: int, label: bytes, plain: Sequence[bytes], opened: OpenSum) -> bytes:
-        """Seal a piece for each neighbour; nothing if there are none to seal."""
         sealed = [
             crypto.seal(seal, text, crypto.Route(label, kind, self.partition, other))
             for (other, (_, seal)), text in zip(opened.keys.items(), plain, strict=bool(plain))

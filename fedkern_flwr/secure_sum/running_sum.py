@@ -1,4 +1,4 @@
-"""One sum at the server, from its order to its total."""
+"""Compute one sum at the server, from its order to its total."""
 
 from __future__ import annotations
 
@@ -40,18 +40,10 @@ class _Enclosed(NamedTuple):
 
 
 class Enclosures:
-    """Of all uploads of a sum.
+    """What came with the uploads of a sum: sealed shares, digests and backups.
 
-    Parameters
-    ----------
-    cohort : Cohort
-    double : bool
-        Whether the sum has self masks: then a digest of the self seed comes first.
-
-    Attributes
-    ----------
-    of : dict
-        Party -> what came with its upload.
+    ``of`` maps a party to these. With self masks (``double``) a digest of the self seed comes
+    first.
     """
 
     def __init__(self, cohort: Cohort, *, double: bool) -> None:
@@ -60,7 +52,7 @@ class Enclosures:
         self.spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL)  # noqa: SIM115
 
     def fit(self, upload: Upload, *, backups: bool) -> bool:
-        """Tell whether what came has the right sizes; a party may leave ``backups`` out."""
+        """Return whether an upload has the right sizes; a party may omit backups."""
         degree, double = self.cohort.degree, int(self.double)
         return (
             len(upload.shares) == double * degree * crypto.SEALED_SHARE
@@ -69,29 +61,25 @@ class Enclosures:
         )
 
     def at_odds(self, partition: int, commitments: bytes) -> list[int]:
-        """Return the neighbours that committed to another seed of their pair with a newcomer."""
+        """Return the neighbours that sent another digest of the pair's seed than a newcomer."""
         own = cut(commitments, COMMITMENT_BYTES)[int(self.double) :]
         pairs = zip(self.cohort.neighbours[partition], own, strict=True)
         return [j for j, one in pairs if j in self.of and one != self.commitment(j, partition)]
 
     def add(self, partition: int, upload: Upload) -> None:
-        """Keep what came; the backups in the spool."""
         place = self.spool.seek(0, 2) if upload.backups else -1
         self.spool.write(upload.backups)
         shares = cut(upload.shares, crypto.SEALED_SHARE)
         self.of[partition] = _Enclosed(shares, cut(upload.commitments, COMMITMENT_BYTES), place)
 
     def share(self, source: int, destination: int) -> bytes:
-        """Return the share that one party sealed for another."""
         return self.of[source].shares[self._place(source, destination)]
 
     def commitment(self, owner: int, other: int | None = None) -> bytes:
-        """Return a party's digest of its seed with another, or of its self seed."""
         place = 0 if other is None else self.double + self._place(owner, other)
         return self.of[owner].commitments[place]
 
     def backed_up(self, sources: Sequence[int], destination: int) -> bytes:
-        """Return the backups that some parties sealed for another, joined."""
         out = b""
         for source in sources:
             size = len(self.cohort.neighbours[source]) * SHARE_BYTES + crypto.TAG_BYTES
@@ -100,7 +88,6 @@ class Enclosures:
         return out
 
     def close(self) -> None:
-        """Drop everything."""
         self.spool.close()
         self.of.clear()
 
@@ -115,34 +102,21 @@ Reply = Upload | Vote | UnmaskReply | RecoverReply
 
 
 class RunningSum:
-    """A sum from its order to its total.
+    """Compute a sum, from its order to its total.
 
-    Memory: one vector of the sum (two once it is open), and per party and neighbour 65 bytes of
-    sealed shares and digests (backups beyond 16 MiB go to a temporary file); an upload is added
-    when it arrives and dropped.
-
-    Parameters
-    ----------
-    order : Order
-        As sent, but for the fields that differ by party.
-    cohort : Cohort
-    session : str
-    cipher : str
-    voting : bool
-        Whether all parties have pinned identities, and so vote for the survivors.
+    Memory: one vector of the sum (two once it is open), and 65 bytes per party and neighbour.
+    Backups beyond 16 MiB go to a temporary file.
 
     Attributes
     ----------
     survivors : tuple of int
-        Parties whose vectors are in, once that is final; empty before.
-    backups : bool
-        Whether the seeds of pairs are shared too.
+        Parties whose vectors are in, once final; empty before.
     repeated : bool
-        Whether parties are asked to send once more what they have sent.
-    suspects : list of int
-        Parties whose masks do not fit those of most others, for which the sum was aborted.
-    forgers : list of int
-        Parties whose shares were found to be forged and left out.
+        Whether parties were requested to send again.
+    suspects, forgers : list of int
+        Parties with masks that do not fit those of most others, and with forged shares.
+    voting : bool
+        Whether all parties have pinned identities, and so vote for the survivors.
     """
 
     def __init__(
@@ -168,12 +142,7 @@ class RunningSum:
         self._pair_shares: dict[Pair, dict[int, bytes]] = {}
 
     def take(self, partition: int, reply: Reply, asked: Recover | None) -> None:
-        """Take a section of a party's reply; ``asked`` is what it was asked to recover.
-
-        Raises
-        ------
-        SumError
-        """
+        """Read a section of a party's reply."""
         if isinstance(reply, Upload):
             self.add(partition, reply)
         elif isinstance(reply, Vote):
@@ -185,7 +154,6 @@ class RunningSum:
 
     @property
     def uploaded(self) -> tuple[int, ...]:
-        """Parties whose vectors are in, ascending."""
         return tuple(sorted(self.enclosed.of))
 
     # -- first exchange
@@ -196,7 +164,8 @@ class RunningSum:
         Raises
         ------
         SumError
-            A stranger, a second or late vector, wrong sizes. The sum is as before.
+            The party is not in the cohort, its vector is late or a second one, or sizes are wrong.
+            The sum is unchanged.
         """
         party, again = f"partition {partition}", partition in self.enclosed.of
         if again and self.repeated:
@@ -239,8 +208,8 @@ class RunningSum:
         Raises
         ------
         SumError
-            Too few, or the receiver or (without self masks) any other party is missing, or two
-            parties masked with different seeds. Nothing is released.
+            There are too few survivors; the receiver or (without self masks) any party is missing;
+            or two parties masked with different seeds. Nothing is released.
         """
         alive, members, name = self.uploaded, self.cohort.members, self.order.name
         if self._conflicts:
@@ -288,28 +257,20 @@ class RunningSum:
 
     @property
     def dead(self) -> frozenset[int]:
-        """Members that are not survivors."""
         return frozenset(self.cohort.members).difference(self.survivors)
 
     @property
     def votes_missing(self) -> int:
-        """Number of votes for the survivors that must still come in before they answer."""
+        """Number of further votes that the survivors require before they answer."""
         if not self.voting or not self.order.self_masks:
             return 0
         return max(0, votes_needed(self.cohort, len(self.survivors)) - len(self._votes))
 
     def ballot(self) -> Ballot:
-        """Return the request to survivors to vote."""
         return Ballot(**self._place, alive=self.cohort.pack(self.survivors))
 
     def vote(self, partition: int, vote: Vote) -> None:
-        """Take a vote; whether it is valid only those can tell who have pinned its sender.
-
-        Raises
-        ------
-        SumError
-            It was not asked to vote, or the vote has the wrong size.
-        """
+        """Store a vote; only parties that have pinned its sender can verify it."""
         party = f"partition {partition}"
         if partition not in self.survivors or not self.voting:
             raise SumError("it was not asked to vote", party=party, code="FK-SUM-NOT-ASKED")
@@ -318,13 +279,7 @@ class RunningSum:
         self._votes[partition] = vote.signature
 
     def unmask_request(self, partition: int) -> Unmask:
-        """Return the request to a survivor.
-
-        Raises
-        ------
-        SumError
-            Too few have voted for the survivors.
-        """
+        """Return the request to a survivor; SumError if votes are missing."""
         if self.votes_missing:
             raise SumError(
                 f"{len(self._votes)} of {len(self.survivors)} survivors of {self.order.name} "
@@ -343,13 +298,7 @@ class RunningSum:
         )
 
     def reveal(self, partition: int, reply: UnmaskReply) -> None:
-        """Take the shares and seeds of a survivor.
-
-        Raises
-        ------
-        SumError
-            Wrong sizes, or a seed other than the one committed to.
-        """
+        """Store the shares and seeds of a survivor, checked against their digests."""
         party = f"partition {partition}"
         if partition not in self.survivors or partition in self._answered:
             raise SumError(
@@ -377,16 +326,14 @@ class RunningSum:
             self._seeds[partition, j] = seed
         self._answered.add(partition)
 
-    # -- third exchange, when survivors fell silent
+    # -- third exchange, if survivors dropped out
 
     @property
     def silent(self) -> tuple[int, ...]:
-        """Survivors that have not answered."""
         return tuple(p for p in self.survivors if p not in self._answered)
 
     @property
     def complete(self) -> bool:
-        """Whether all that the total needs has been revealed."""
         if not self.order.self_masks:
             return bool(self.survivors)
         t = self.cohort.share_threshold
@@ -396,7 +343,7 @@ class RunningSum:
     def recover_requests(self) -> dict[int, Recover]:
         """Return the requests to survivors that have answered and can help.
 
-        A party that shared no backups of its own does not help either.
+        A party that shared no backups does not help others.
         """
         backed = {p for p in self.survivors if self.enclosed.of[p].backups >= 0}
         missing = [(i, j) for i, j in self._missing_pairs() if i in backed] if backed else []
@@ -415,13 +362,7 @@ class RunningSum:
         return out
 
     def recover(self, partition: int, request: Recover, reply: RecoverReply) -> None:
-        """Take the shares of pair seeds that a survivor was asked for.
-
-        Raises
-        ------
-        SumError
-            Wrong size.
-        """
+        """Store the shares of pair seeds that a survivor was requested to send."""
         silent, dead = self.cohort.unpack(request.silent), self.dead
         pairs = [
             (i, j)
@@ -443,13 +384,12 @@ class RunningSum:
     # -- the end
 
     def open(self) -> None:
-        """Remove all masks but a receiver's pad.
+        """Remove all masks except a receiver's pad.
 
         Raises
         ------
         SumError
-            Shares are missing or forged beyond repair, or the total is not one of vectors within
-            their bound. Nothing is released.
+            Shares are missing or forged, or the total exceeds the bound. Nothing is released.
         """
         if self._closed:
             raise SumError(f"{self.order.name} is closed", code="FK-SUM-CLOSED")
@@ -483,13 +423,7 @@ class RunningSum:
                 raise
 
     def total(self) -> np.ndarray:
-        """Return the decoded sum over the survivors, shape (length,).
-
-        Raises
-        ------
-        SumError
-            It cannot be opened, or belongs to a receiver.
-        """
+        """Return the decoded sum over the survivors, shape (length,)."""
         if self.order.receiver >= 0:
             raise SumError(
                 f"{self.order.name} belongs to partition {self.order.receiver}",
@@ -499,12 +433,10 @@ class RunningSum:
         return self._total
 
     def delivery(self) -> Delivery:
-        """Return what the receiver gets: the sum under its own pad."""
         self.open()
         return Delivery(**self._place, padded=chunks(self._vector))
 
     def close(self) -> None:
-        """Drop everything."""
         self._closed = True
         self.enclosed.close()
         self._shares.clear()
@@ -519,7 +451,7 @@ class RunningSum:
         return [j for j in self.cohort.neighbours[partition] if j not in dead]
 
     def _pairs(self) -> Iterator[Pair]:
-        """Yield the pairs of a survivor and a dead neighbour: their masks do not cancel."""
+        """Yield pairs of a survivor and a dropped neighbour: their masks do not cancel."""
         dead = self.dead
         for alive in self.survivors:
             yield from ((alive, j) for j in self.cohort.neighbours[alive] if j in dead)

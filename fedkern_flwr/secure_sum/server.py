@@ -30,9 +30,9 @@ _REPLIES: dict[str, type[Reply]] = {
 
 
 class SecureSum:
-    """All sums of a run, on the server.
+    """Run all sums of a run, on the server.
 
-    A method says what is summed (:meth:`order`); everything else travels in sections of messages.
+    A method says what is summed (:meth:`order`); all else is sent in sections of its messages.
 
     Parameters
     ----------
@@ -41,26 +41,19 @@ class SecureSum:
     keys : dict
         Partition -> (X25519 public key, signature or nothing), from ``describe``.
     cohorts : sequence of sequences of int, optional
-        The sets of parties among which sums are taken, by default everybody. They cannot change
-        in a run.
+        Sets of parties among which sums are made, fixed for the run. Default: one of all parties.
     threshold : int, or a sequence of int or None, optional
-        t, least number of survivors, of all cohorts or of each; by default floor(2 N / 3) + 1.
+        t, least number of survivors, of all cohorts or of each. Default: floor(2 N / 3) + 1.
     min_cohort : int (default: 2)
         Least number of survivors whatever the threshold.
     cipher : {"aes-256-ctr", "chacha20"}
+        Cipher of the masks.
     allow_single : bool (default: False)
-        Whether a sum of two parties may belong to one of them.
+        Whether one of two parties may be the receiver of their sum.
     relays_only : bool (default: False)
-        Whether nothing is summed: the keys of the roster only seal messages between clients.
+        Whether nothing is summed: the keys only encrypt messages between clients.
     counts : dict, optional
-        Partition -> (rows that it learns from, held-out rows), as it declared and signed them.
-
-    Raises
-    ------
-    SmallCohortError
-        A cohort is smaller than the minimum.
-    OptionError
-        A threshold that cannot work.
+        Partition -> (training rows, held-out rows), as declared and signed.
     """
 
     def __init__(
@@ -111,12 +104,12 @@ class SecureSum:
         self.membership = Membership.read(self.roster, session)
 
     def order(self, spec: SumSpec, name: str = "") -> RunningSum:
-        """Begin a sum, as it is declared; under a ``name`` of its own where one is given.
+        """Start a sum, under ``name`` if given.
 
         Raises
         ------
         OptionError
-            The ring has no room, or the receiver would learn the other party's values.
+            The sum could overflow the ring, or the receiver would learn another party's values.
         """
         name, cohort, receiver, length = name or spec.name, spec.cohort, spec.receiver, spec.length
         if not length or length < 1 or not 0 <= cohort < len(self.membership.cohorts):
@@ -158,7 +151,7 @@ class SecureSum:
         return running
 
     def sections(self, partition: int, sums: Iterable[RunningSum]) -> list[PhaseMessage]:
-        """Return what the request to a party must carry so that it contributes to ``sums``."""
+        """Return the sections of a request to a party that contributes to ``sums``."""
         out: list[PhaseMessage] = [] if partition in self._knows else [self.roster]
         for running in sums:
             if partition in running.cohort.members:
@@ -167,27 +160,25 @@ class SecureSum:
         return out
 
     def ballot_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
-        """Declare the survivors of sums; return what those must be sent who are to vote for them.
+        """Declare the survivors of sums; return the ballots, by party.
 
-        Nobody is, but where identities are pinned and :func:`.votes_needed` says so.
+        There are none unless identities are pinned and :func:`.votes_needed` requires votes.
 
         Raises
         ------
         SumError
-            A sum has too few survivors. Then no sum is declared.
+            A sum has too few survivors; then none is declared.
         """
         declared = [running for running in self._declare(sums) if running.votes_missing]
         return _by_party((p, running.ballot()) for running in declared for p in running.survivors)
 
     def unmask_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
-        """Declare the survivors of sums; return per party what its next request must carry.
-
-        The sections may ride on the next request of the method.
+        """Declare the survivors of sums; return the sections of the next requests, by party.
 
         Raises
         ------
         SumError
-            A sum has too few survivors: then no sum is declared. Or too few have voted for them.
+            A sum has too few survivors (then none is declared), or too few votes.
         """
         masked = [running for running in self._declare(sums) if running.order.self_masks]
         return _by_party((p, one.unmask_request(p)) for one in masked for p in one.survivors)
@@ -202,7 +193,7 @@ class SecureSum:
         return sums
 
     def recover_sections(self, sums: Iterable[RunningSum]) -> dict[int, list[PhaseMessage]]:
-        """Return what to ask next when survivors fell silent: they again, and their neighbours."""
+        """Return the next requests, to survivors that dropped out and to their neighbours."""
         out: list[tuple[int, PhaseMessage]] = []
         for running in [one for one in sums if not one.complete]:
             out += [(party, running.unmask_request(party)) for party in running.silent]
@@ -212,13 +203,6 @@ class SecureSum:
         return _by_party(out)
 
     def take(self, partition: int, sections: Iterable[Section]) -> None:
-        """Take the sections of a party's reply.
-
-        Raises
-        ------
-        ProtocolError, SumError
-            A section is malformed, or does not belong to an open sum.
-        """
         party = f"partition {partition}"
         for section in sections:
             kind = _REPLIES.get(section.phase)
@@ -245,13 +229,7 @@ class SecureSum:
         self._knows.add(partition)
 
     def total(self, running: RunningSum) -> NDArray[Any]:
-        """Return the decoded sum over the survivors, shape (length,), and close it.
-
-        Raises
-        ------
-        SumError
-            It cannot be opened, or belongs to a receiver.
-        """
+        """Return the decoded sum over the survivors, shape (length,), and close it."""
         total, order = running.total(), running.order
         for party in running.survivors:
             self._counted[party, order.cohort] = order.index
@@ -261,27 +239,23 @@ class SecureSum:
         return total
 
     def close(self, running: RunningSum) -> None:
-        """Forget a sum; the parties erase what belongs to it with the next order or at the end."""
+        """Forget a sum. The parties erase it with the next order, or at the end of the run."""
         self._open.pop((running.order.cohort, running.order.index), None)
         running.close()
 
     @property
     def contributors(self) -> int:
-        """Number of parties whose vectors were counted in at least one sum."""
         return len({party for party, _ in self._counted})
 
     def progress(self) -> dict[str, list[list[int]]]:
-        """Return what a resumed run must know: the numbers used, and who was counted when."""
+        """Return what a resumed run needs: the numbers used, and the last count of each party."""
         return {
             "next": [[cohort, index] for cohort, index in enumerate(self._next)],
             "counted": [[*key, index] for key, index in self._counted.items()],
         }
 
     def go_on(self, progress: Mapping[str, list[list[int]]]) -> None:
-        """Take up the numbers of a run that broke off, before the roster is sent.
-
-        The keys are fresh all the same.
-        """
+        """Restore the numbers of an interrupted run, before the roster is sent; keys are new."""
         for cohort, index in progress["next"]:
             self._next[cohort] = index
         self._write_roster(self.membership.session)
@@ -289,7 +263,6 @@ class SecureSum:
 
 
 def _by_party(messages: Iterable[tuple[int, PhaseMessage]]) -> dict[int, list[PhaseMessage]]:
-    """Return party -> its messages, by party."""
     out: dict[int, list[PhaseMessage]] = {}
     for party, message in sorted(messages, key=itemgetter(0)):
         out.setdefault(party, []).append(message)

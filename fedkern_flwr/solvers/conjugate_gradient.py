@@ -1,9 +1,8 @@
 """Conjugate gradients for several right-hand sides that share their products with the matrix.
 
-The matrix is known only through its products, the seam of the federated method: there each product
-is a secure sum over the hospitals, an exchange over the network. :class:`ConjugateGradient` says
-which product it wants next, and is given it. The preconditioner comes from one more product, with
-probe vectors: see :class:`NystromPreconditioner`.
+The matrix is known only through its products: in the federated method each is a secure sum over the
+hospitals, one exchange. :class:`ConjugateGradient` names the product it needs next. The
+preconditioner takes one more product, with probe vectors: :class:`NystromPreconditioner`.
 
 Solve A X = B, A symmetric positive definite (m, m), B (m, k). The numbers are the lines of the
 paper's Algorithm 1, where A = K^T K + lambda I, B = K^T y and k = 1; without preconditioner
@@ -21,15 +20,14 @@ z = r::
         beta = (r.z) / (r.z)_old 77
         p = z + beta p           78
 
-Each column has its own a and beta and stops by itself: the same iterates as if it were alone.
+Each column has its own a and beta and stops by itself, as if it were the only one.
 
 References
 ----------
-Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
-2024, Algorithm 1. Hestenes and Stiefel, "Methods of Conjugate Gradients for Solving Linear
-Systems", 1952. Saad, "Iterative Methods for Sparse Linear Systems", 2003, algorithm 9.1.
-Frangella, Tropp and Udell, "Randomized Nystrom Preconditioning", SIAM Journal on Matrix Analysis
-and Applications 44(2), 2023: Algorithm 2.1, equations 1.3 and 5.3.
+Damiani, Rodina and Decherchi 2024 (FedCG), Algorithm 1. Hestenes and Stiefel, "Methods of Conjugate
+Gradients for Solving Linear Systems", 1952. Saad, "Iterative Methods for Sparse Linear Systems",
+2003, algorithm 9.1. Frangella, Tropp and Udell, "Randomized Nystrom Preconditioning", SIAM Journal
+on Matrix Analysis and Applications 44(2), 2023: Algorithm 2.1, equations 1.3 and 5.3.
 """
 
 from __future__ import annotations
@@ -50,14 +48,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(eq=False)
 class CGState:
-    """All that a run needs to go on, k right-hand sides of m unknowns.
+    """State of a run with k right-hand sides of m unknowns.
 
     Attributes
     ----------
     x, r, p : ndarray, shapes (m, k)
-        Solution so far, its residual b - A x as the recursion has it, and next direction.
+        Solution, its residual b - A x by the recursion, next direction.
     rz : ndarray, shape (k,)
-        r . P^-1 r of each column.
+        r . P^-1 r.
     ended : ndarray of bool, shape (k,)
         Columns that met a direction in which the matrix is not positive.
     squared : ndarray, shape (iteration + 1, k)
@@ -73,29 +71,22 @@ class CGState:
 
     @property
     def iteration(self) -> int:
-        """Number of iterations done, each with one product."""
         return len(self.squared) - 1
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return a copy of the state as named arrays, for a checkpoint."""
+        """Return copies as named arrays, for a checkpoint."""
         return {name: value.copy() for name, value in vars(self).items()}
 
     @classmethod
     def begin(cls, x: Floats, r: Floats, z: Floats) -> CGState:
-        """Return the state before the first iteration, of a start, its residual and P^-1 r."""
+        """Return the state before the first iteration, from a start, its residual and P^-1 r."""
         squared, rz = _finite(_dots(r, r), r.shape[1:], "the residual of the start"), _dots(r, z)
         p = np.array(z, order="C")
         return cls(x, r, p, rz, (rz <= 0.0) & (squared > 0.0), squared[None, :])
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> CGState:
-        """Read what :meth:`arrays` returned.
-
-        Raises
-        ------
-        CheckpointError
-            If these are not the arrays of one state.
-        """
+        """Read what :meth:`arrays` returned; CheckpointError if it is not one state."""
         try:
             x, r, p, rz, squared = (
                 np.array(arrays[name], dtype=np.float64, order="C")
@@ -117,37 +108,36 @@ class CGState:
 
 
 class ConjugateGradient:
-    """Conjugate gradients from outside: give :meth:`take` the product with each ``direction``.
+    """Conjugate gradients driven by the caller: :meth:`take` gets A @ ``direction``.
 
     Parameters
     ----------
     b : ndarray, shape (m, k)
-        The right-hand sides. The solution of a column of zeros is zero, whatever the start.
+        The right-hand sides. The solution of a zero column is zero.
     start : (ndarray, ndarray), shapes (m, k), optional
-        Where to start, and A @ start; by default zero, which needs no product.
+        Start x and A @ x; default zero.
     precondition : callable, (m, j) -> (m, j), optional
-        Returns P^-1 R, P symmetric positive definite; called with the columns that have not
-        stopped, a copy.
+        R -> P^-1 R, P symmetric positive definite; gets a copy of the active columns.
     tolerance : float (default: 1e-8)
         A column stops at |r| <= tolerance * |b|.
     saved : mapping, optional
-        Go on from what :meth:`CGState.arrays` returned, with the same b and matrix: the iterates
-        are bit for bit those of a run that never stopped.
+        :meth:`CGState.arrays` to resume from, with the same b and matrix: the iterates are the same
+        to the last bit.
 
     Attributes
     ----------
     state : CGState
-        As it is now; changed in place. A column with p^T A p <= 0 (the matrix is not positive
-        definite, or noise has taken over) stays where it was before that step.
+        Changed in place. A column with p^T A p <= 0 (A is not positive definite, or noise
+        dominates) stays where it was before that step.
 
     Raises
     ------
     OptionError
         The tolerance is negative, or shapes do not fit.
     ProtocolError
-        Numbers that are not finite appear.
+        Numbers are not finite.
     CheckpointError
-        What was saved is of another problem.
+        The saved state belongs to another problem.
 
     Examples
     --------
@@ -200,16 +190,15 @@ class ConjugateGradient:
 
     @property
     def direction(self) -> Floats:
-        """P of the next product, (m, j), a copy: of the columns that have not stopped.
+        """P of the next product, (m, j), for the active columns; a copy.
 
-        Its columns are of any length; where products are rounded to a fixed number of digits, scale
-        them first.
+        Columns have any length: scale them before products that round to fixed digits.
         """
         return np.array(self.state.p[:, self.active], order="C")
 
     @property
     def residuals(self) -> Floats:
-        """Return |r| / |b| of each column, (k,), 0 where b is 0; r is that of the recursion."""
+        """Return |r| / |b| of each column, (k,), 0 where b is 0."""
         lengths = np.where(self._lengths > 0.0, self._lengths, 1.0)
         return np.asarray(np.sqrt(self.state.squared[-1]) / lengths)
 
@@ -224,7 +213,7 @@ class ConjugateGradient:
         Raises
         ------
         ProtocolError
-            The product has another shape, or numbers that are not finite appear.
+            The product has another shape, or numbers are not finite.
         """
         state, here = self.state, f"of iteration {self.state.iteration + 1}"
         columns = np.flatnonzero(self.active)
@@ -251,13 +240,11 @@ class ConjugateGradient:
 
 
 def _dots(a: Floats, b: Floats) -> Floats:
-    """Return the dot product of each pair of columns, (k,)."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(np.einsum("ij,ij->j", a, b))
 
 
 def _finite(values: Floats, shape: tuple[int, ...], what: str) -> Floats:
-    """Return the values as float64 of this shape, without NaN or infinity."""
     values = np.asarray(values, dtype=np.float64)
     if values.shape != shape:
         raise ProtocolError(
@@ -280,33 +267,17 @@ def _damaged() -> CheckpointError:
 
 # -- a randomised Nystrom preconditioner of K^T K + lambda I, from one product with probe vectors
 #
-# With orthonormal probes Omega, (m, s), and the sketch Y = K^T K Omega, the Nystrom approximation
-# Y (Omega^T Y)^-1 Y^T = U diag(l) U^T has the large eigenvalues of K^T K. The preconditioner
-# divides by them on the span of U and leaves the rest alone, so that with s a little above the
-# effective dimension of K^T K a few iterations remain. In the federated method the sketch is one
-# secure sum over the hospitals and all else is local.
+# With orthonormal probes Omega, (m, s), and the sketch Y = K^T K Omega, the Nystrom approximation Y
+# (Omega^T Y)^-1 Y^T = U diag(l) U^T has the large eigenvalues of K^T K. The preconditioner divides
+# by them on the span of U and is the identity elsewhere. With s a little above the effective
+# dimension of K^T K few iterations remain. In the federated method the sketch is one secure sum
+# over the hospitals.
 
 
 def probe_vectors(m: int, rank: int, seed: int) -> Floats:
-    """Return orthonormal probe vectors with a uniformly random span.
+    """Return orthonormal probe vectors, (m, min(m, rank)), with a uniformly random span.
 
-    Parameters
-    ----------
-    m : int
-        Number of unknowns.
-    rank : int
-        Number of probe vectors; more than m are of no use.
-    seed : int
-        Seed of the Gaussian draw. Everybody with the seed gets the same vectors, up to rounding.
-
-    Returns
-    -------
-    ndarray of float64, shape (m, min(m, rank))
-
-    Raises
-    ------
-    OptionError
-        If m or rank is less than 1.
+    The same ``seed`` gives the same vectors, up to rounding. OptionError if m or rank is below 1.
     """
     if m < 1 or rank < 1:
         raise OptionError(
@@ -316,7 +287,7 @@ def probe_vectors(m: int, rank: int, seed: int) -> Floats:
         )
     rng = np.random.default_rng(derive_seed(seed, "probes"))
     q, r = np.linalg.qr(rng.standard_normal((m, min(m, rank))))
-    signs = np.where(np.diagonal(r) < 0.0, -1.0, 1.0)  # libraries differ in the signs they choose
+    signs = np.where(np.diagonal(r) < 0.0, -1.0, 1.0)  # libraries choose different signs
     return np.asarray(q * signs)
 
 
@@ -328,27 +299,27 @@ class NystromPreconditioner:
     Parameters
     ----------
     sketch : ndarray, shape (m, s)
-        K^T K @ probes. It may be rounded; how much is seen from the asymmetry of
-        probes^T @ sketch, and eigenvalues below that are taken for zero.
+        K^T K @ probes, perhaps rounded: the asymmetry of probes^T @ sketch shows by how much, and
+        smaller eigenvalues count as zero.
     probes : ndarray, shape (m, s)
         From :func:`probe_vectors`.
     regularization : float
-        lambda > 0 of the system to solve.
+        lambda > 0 of the system.
 
     Attributes
     ----------
     eigenvalues : ndarray, shape (s,)
-        l, estimates (from below) of the largest eigenvalues of K^T K, descending. Fewer where
-        the sketch is only noise beyond them.
+        l, estimates (from below) of the largest eigenvalues of K^T K, descending; fewer where the
+        sketch is only noise.
     basis : ndarray, shape (m, s)
-        U, orthonormal columns.
+        U.
 
     Raises
     ------
     OptionError
-        If the regularization is not positive.
+        The regularization is not positive.
     ProtocolError
-        If the sketch has another shape than the probes, or NaN or infinite entries.
+        Shapes differ, or the sketch has NaN or infinite entries.
     """
 
     def __init__(self, sketch: Floats, probes: Floats, regularization: float) -> None:
@@ -379,8 +350,8 @@ class NystromPreconditioner:
 def _nystrom(sketch: Floats, probes: Floats) -> tuple[Floats, Floats]:
     """Return the eigenvalues, (s,), and eigenvectors, (m, s), of the approximation.
 
-    Algorithm 2.1, with two guards against rounding of the sketch: the shift is at least the
-    asymmetry of the core, and a core that is not positive definite even so is cut.
+    Algorithm 2.1, with two guards against a rounded sketch: the shift is at least the asymmetry of
+    the core, and a core that is still not positive definite is cut.
     """
     core = probes.T @ sketch
     asymmetry = float(np.linalg.norm(core - core.T))

@@ -5,33 +5,27 @@ X_ij; one label owner holds the targets. The model minimises
 
     1/2 sum_i |x_i|^2 + C sum_n loss(y_n, (sum_i X_i x_i)_n + b).
 
-Its optimum is X^T g for the dual variables g = -C loss'(y, f), an n-vector. The label owner keeps
-messages m_1, m_2, .. it has sent and the outputs X X^T m_1, X X^T m_2, .. it got back; it solves
-the problem exactly for x in the span of the X^T m_k, and the dual variables of that optimum give
-the next message. A visit of the users does both halves of a product with X X^T, each for another
-message:
+The optimum is X^T g for the dual variables g = -C loss'(y, f), an n-vector. The label owner keeps
+its messages m_1, m_2, .. and their outputs X X^T m_1, X X^T m_2, .. It solves the problem exactly
+for x in the span of the X^T m_k; the dual variables of that optimum give the next message. A visit
+of the users does both halves of a product with X X^T, each for another message:
 
     user (i, j)   X_ij^T m^k to the agent of group i       X_ij x_i^k to the label owner
     agent i       x_i^(k+1) = sum_j X_ij^T m^k
     label owner   outputs X X^T m^(k-1) = sum_i X_i x_i^k; m^(k+1) from all outputs so far
 
-so that an iteration is two exchanges: the users, then agents and label owner at the same time.
-There is no step size or penalty to choose, and neither groups nor users change the iterates. The
-objective never rises, and the subspace is all of the row space of X, the optimum exact, after
-rank(X) independent messages. For the squared loss this is a block Krylov method. It ends with one
-visit for X_ij^T M c, which gives group i the model x_i = sum_j X_ij^T M c.
+An iteration is two exchanges: the users, then agents and label owner together. There is no step
+size or penalty, and the split into groups and users does not change the iterates. The objective
+never rises; the optimum is exact after rank(X) independent messages. For the squared loss this is a
+block Krylov method. A last visit for X_ij^T M c gives group i the model x_i = sum_j X_ij^T M c.
 
-What it tells: the label owner knows X X^T, the inner products of all rows, after rank(X)
-independent messages; users see the messages at their rows, whose signs are at first the labels.
+Disclosure: after rank(X) independent messages the label owner knows X X^T, the inner products of
+all rows. Users see the messages at their rows; at first the signs are the labels.
 
 References
 ----------
 Narkiss and Zibulevsky, "Sequential Subspace Optimization Method for Large-Scale Unconstrained
-Problems", Technion CCIT Report 559, 2005.
-Ferris and Munson, "Interior-Point Methods for Massive Support Vector Machines", SIAM Journal on
-Optimization 13(3), 2002.
-Mehrotra, "On the Implementation of a Primal-Dual Interior Point Method", SIAM Journal on
-Optimization 2(4), 1992.
+Problems", Technion CCIT Report 559, 2005. For the hinge see :mod:`.local_hinge`.
 """
 
 from __future__ import annotations
@@ -50,13 +44,13 @@ from .losses import expit
 __all__ = ["LOSSES", "LabelOwner", "Loss", "Optimum", "objective", "restricted_optimum"]
 
 Floats = NDArray[np.float64]
-_PRECISION = 1e-9  # relative duality gap, or Newton decrement, of the label owner's own problem
+_PRECISION = 1e-9  # relative duality gap, or Newton decrement, of the restricted problem
 _ITERATIONS = 100
 _ROUNDING = 1e-12  # of the squared norms of columns, relative to the largest
 
 
 class Optimum(NamedTuple):
-    """Solution of the problem of one output in m orthonormal coordinates.
+    """Solution for one output in m orthonormal coordinates.
 
     Attributes
     ----------
@@ -81,9 +75,9 @@ def objective(
     loss : {"hinge", "logistic", "squared"}
         max(0, 1 - y f), log(1 + exp(-y f)) or (y - f)^2 / 2.
     squared_norm : float
-        |x|^2, the bias not included.
+        |x|^2, without the bias.
     outputs : ndarray of float64, shape (n,)
-        f, the bias included.
+        f, with the bias.
     targets : ndarray of float64, shape (n,)
         y; -1 or 1 for hinge and logistic.
     cost : float
@@ -95,22 +89,19 @@ def objective(
 def restricted_optimum(loss: Loss, columns: Floats, targets: Floats, cost: float) -> Optimum:
     """Minimise 1/2 |c|^2 + C sum loss(y, Z c + b) over c and b.
 
+    By a primal-dual interior point method (hinge), Newton's method with backtracking (logistic) or
+    the normal equations (squared).
+
     Parameters
     ----------
     loss : {"hinge", "logistic", "squared"}
         See :func:`objective`.
     columns : ndarray of float64, shape (n, m)
-        Z: the outputs of an orthonormal basis; m may be 0.
+        Z: outputs of an orthonormal basis; m may be 0.
     targets : ndarray of float64, shape (n,)
         y; -1 and 1, both of them, for hinge and logistic.
     cost : float
         C.
-
-    Returns
-    -------
-    Optimum
-        The hinge by a primal-dual interior point method, the logistic loss by Newton's method
-        with backtracking, the squared loss by its normal equations.
     """
     design = np.column_stack([columns, np.ones(len(targets))])
     ridge = np.ones(design.shape[1])
@@ -133,8 +124,6 @@ def restricted_optimum(loss: Loss, columns: Floats, targets: Floats, cost: float
 
 
 def _logistic(design: Floats, ridge: Floats, targets: Floats, cost: float) -> Floats:
-    """Return weights and bias, (m + 1,), of the logistic loss."""
-
     def value(point: Floats) -> float:
         return objective("logistic", float(point @ (ridge * point)), design @ point, targets, cost)
 
@@ -157,13 +146,15 @@ def _logistic(design: Floats, ridge: Floats, targets: Floats, cost: float) -> Fl
 def orthonormal_basis(sent: Floats, outputs: Floats) -> Floats:
     """Return T, (m, r), such that the columns X^T M T are orthonormal.
 
+    Outputs may be rounded: the asymmetry of M^T X X^T M shows by how much, and smaller directions
+    are dropped (r <= m).
+
     Parameters
     ----------
     sent : ndarray of float64, shape (n, m)
         M, the messages.
     outputs : ndarray of float64, shape (n, m)
-        X X^T M. It may be rounded; how much is seen from the asymmetry of M^T X X^T M, and
-        directions below that are left out, so that r <= m.
+        X X^T M.
     """
     gram = sent.T @ outputs
     sizes = np.diagonal(gram)
@@ -182,15 +173,16 @@ class LabelOwner:
     Parameters
     ----------
     loss : {"hinge", "logistic", "squared"}
+        See :func:`objective`.
     targets : ndarray of float64, shape (n, K)
-        -1 and 1, both of them in each column, for hinge and logistic; real numbers for squared.
+        -1 and 1, both in each column, for hinge and logistic; real numbers for squared.
     cost : float
         C > 0.
     seed : int
-        Seed of the factors of the second message.
+        For the random factors of the second message.
     numbers : ndarray of int, shape (n,), optional
-        A number of each row, from 0, by which factors are drawn: runs with the same numbers agree
-        whatever the order of the rows. By default the position.
+        Numbers of the rows, from 0, that select the factors: results then do not depend on the
+        order of rows. Default: the position.
 
     Attributes
     ----------
@@ -199,13 +191,13 @@ class LabelOwner:
     outputs : ndarray of float64, shape (n, at most m)
         X X^T of the messages that came back.
     objective : ndarray of float64, shape (K,)
-        The optimum in the subspace, which is the exact objective of the present model.
+        The optimum in the subspace, the exact objective of the present model.
     bound : ndarray of float64, shape (K,)
-        A lower bound of the pooled optimum by duality; -inf while none is known.
+        Lower bound of the pooled optimum by duality; -inf if unknown.
     bias : ndarray of float64, shape (K,)
         b of the present model.
     gap : ndarray of float64, shape (K,)
-        objective - bound; may fall below 0 by as much as the outputs are rounded.
+        objective - bound; rounding may make it slightly negative.
 
     Raises
     ------
@@ -238,21 +230,21 @@ class LabelOwner:
         self.sent, self.outputs = np.empty((n, 0)), np.empty((n, 0))
         self.objective, self.bound = np.full(k, np.inf), np.full(k, -np.inf)
         self.bias = np.zeros(k)
-        self._waiting: list[tuple[Floats, Floats]] = []  # objective and scale of messages sent
+        self._waiting: list[tuple[Floats, Floats]] = []  # objective and scale of pending messages
         self._solve()
 
     @property
     def gap(self) -> Floats:
-        """How far the objective may be from the pooled optimum, shape (K,)."""
+        """How far the objective may be from the pooled optimum, (K,)."""
         return np.asarray(self.objective - self.bound)
 
     def next_message(self) -> Floats:
         """Return the next message of each output, (n, K).
 
-        It is g - M c for the dual variables g and the model X^T M c of the optimum: the gradient of
-        the dual, orthogonal to the subspace, of which 1/2 |X^T (g - M c)|^2 is the duality gap. The
-        second, before any outputs are known, would be the first again: its entries are multiplied
-        by factors drawn uniformly from [0, 2], and it tells no gap.
+        It is g - M c for the dual variables g and the model X^T M c: the gradient of the dual,
+        orthogonal to the subspace; 1/2 |X^T (g - M c)|^2 is the duality gap. The second message,
+        sent before any outputs are known, would equal the first: its entries are multiplied by
+        uniform factors from [0, 2], and it gives no gap.
         """
         messages, claim = self._duals - self.model_message(), self.objective.copy()
         if self._waiting and not self.outputs.size:
@@ -268,12 +260,12 @@ class LabelOwner:
         return messages
 
     def receive(self, outputs: Floats) -> None:
-        """Take X X^T m, (n, K), of the oldest messages that wait, and solve again.
+        """Take X X^T m, (n, K), of the oldest pending messages, and solve again.
 
         Raises
         ------
         ProtocolError
-            No message waits, the shape is wrong, or numbers are not finite.
+            No message is pending, the shape is wrong, or numbers are not finite.
         """
         if not self._waiting or outputs.shape != self.targets.shape:
             raise ProtocolError(
@@ -292,11 +284,11 @@ class LabelOwner:
         self._solve()
 
     def model_message(self) -> Floats:
-        """Return M c, (n, K): X_i^T M c, summed over the users, is the model of group i."""
+        """Return M c, (n, K); X_i^T M c, summed over users, is the model of group i."""
         return np.asarray(self.sent[:, : len(self._coefficients)] @ self._coefficients)
 
     def pack(self) -> dict[str, Floats]:
-        """Return what must be kept between two messages, beside what the owner began with."""
+        """Return the state to keep between two messages."""
         claims = [np.concatenate(pair) for pair in self._waiting]
         return {
             "sent": self.sent,
@@ -306,16 +298,15 @@ class LabelOwner:
         }
 
     def unpack(self, kept: Mapping[str, Floats]) -> None:
-        """Go on from what :meth:`pack` returned; what follows must be :meth:`receive`.
+        """Restore the state of :meth:`pack`; :meth:`receive` must come next.
 
-        Only before any outputs are known the next message may follow.
+        Only before any outputs are known may :meth:`next_message` come next.
         """
         self.sent, self.outputs, self.bound = kept["sent"], kept["outputs"], kept["bound"]
         k = len(self.bias)
         self._waiting = [(claim[:k], claim[k:]) for claim in kept["claims"]]
 
     def _solve(self) -> None:
-        """Find the optimum in the subspace of the outputs known so far."""
         basis = orthonormal_basis(self.sent[:, : self.outputs.shape[1]], self.outputs)
         columns = self.outputs @ basis
         self._coefficients = np.empty((len(basis), len(self.bias)))

@@ -1,4 +1,4 @@
-"""The normal equations as one vector, as hospitals sum them: of a width, or of widths and folds."""
+"""The normal equations as one vector, for one or several widths and folds."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ..kernels.product import kernel_from_distances
 
 Floats = NDArray[np.float64]
 
-#: Most widths and folds that a hospital answers for.
+#: Most widths and folds that a hospital accepts.
 MOST_WIDTHS, MOST_FOLDS = 9, 5
-#: Factors of the width of one landmark after the other, over and over.
+#: Factors of the width for successive landmarks, repeated.
 SPREAD = (0.5, 2.0)
 
 
 def pack_equations(gram: Floats, right: Floats) -> Floats:
-    """Return the upper triangle of K^T K, shape (m, m), and K^T y, shape (m, k), as one vector."""
+    """Return the upper triangle of K^T K, (m, m), and K^T y, (m, k), as one vector."""
     return np.concatenate([gram[np.triu_indices(len(gram))], right.ravel()])
 
 
 def unpack_equations(vector: Floats, landmarks: int, outputs: int) -> tuple[Floats, Floats]:
-    """Return (K^T K, K^T y) from what :func:`pack_equations` made."""
+    """Invert :func:`pack_equations`."""
     gram = np.empty((landmarks, landmarks))
     upper = np.triu_indices(landmarks)
     split = len(upper[0])
@@ -40,14 +40,12 @@ def equations_length(landmarks: int, outputs: int) -> int:
 def spread(gammas: Floats, landmarks: int) -> Floats:
     """Return the widths of each landmark, half and double ``gammas`` in turn, shape (w, m).
 
-    One width has every landmark see the rows at one scale: with two the same sums, of as many
-    numbers, hold two, and the width matters less.
+    The same sums then see the rows at two scales, so the width matters less.
     """
     return np.asarray(np.multiply.outer(gammas, np.resize(SPREAD, landmarks)))
 
 
 def tuning_length(landmarks: int, outputs: int, folds: int, widths: int) -> int:
-    """Return how many numbers the equations of all widths and folds have, y^T y included."""
     return folds * (widths * equations_length(landmarks, outputs) + outputs)
 
 
@@ -71,7 +69,6 @@ class Equations:
 
     @classmethod
     def zeros(cls, landmarks: int, outputs: int, folds: int, widths: int) -> Equations:
-        """Return the equations of no rows."""
         shape = (folds, widths, landmarks)
         gram, right = np.zeros((*shape, landmarks)), np.zeros((*shape, outputs))
         return cls(gram, right, np.zeros((folds, outputs)))
@@ -86,8 +83,8 @@ class Equations:
     ) -> None:
         """Add rows of a fold, by their distances, shape (n, m), and targets, shape (n, k).
 
-        ``gammas`` has shape (widths, 1), or (widths, m) with a width for each landmark; ``weights``
-        (n,) are those of the rows' squared errors.
+        ``gammas`` has shape (widths, 1), or (widths, m) for a width per landmark; ``weights``,
+        (n,), multiply squared errors.
         """
         root = None if weights is None else np.sqrt(weights)[:, None]
         y = y if root is None else y * root
@@ -100,7 +97,7 @@ class Equations:
             self.right[fold, w] += kernel.T @ y
 
     def pack(self) -> Floats:
-        """Return them as one vector, as nodes sum them."""
+        """Return one vector, as nodes sum it."""
         parts = [self.squares.ravel()]
         for grams, rights in zip(self.gram, self.right, strict=True):
             parts += [pack_equations(g, r) for g, r in zip(grams, rights, strict=True)]
@@ -110,7 +107,7 @@ class Equations:
     def unpack(
         cls, vector: Floats, landmarks: int, outputs: int, folds: int, widths: int
     ) -> Equations:
-        """Return what :meth:`pack` made a vector of."""
+        """Invert :meth:`pack`."""
         out = cls.zeros(landmarks, outputs, folds, widths)
         out.squares[:] = vector[: folds * outputs].reshape(folds, outputs)
         cells = vector[folds * outputs :].reshape(folds, widths, -1)

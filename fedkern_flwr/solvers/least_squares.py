@@ -1,15 +1,14 @@
-"""Kernel least squares on landmarks: the normal equations solved, width and lambda chosen.
+"""Kernel least squares on landmarks: solve the normal equations, choose width and lambda.
 
-With the equations of all rows of a width the choice is by generalised cross-validation, with those
-of each fold of the rows by the squared error of the rows that were held out: both in closed form.
+Given the equations of all rows, the choice is by generalised cross-validation (GCV); given those of
+each fold, by the squared error on held-out folds. Both are in closed form.
 
 References
 ----------
-Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
-2024, equations 2.9 and 2.10. Golub, Heath and Wahba, "Generalized Cross-Validation as a Method for
-Choosing a Good Ridge Parameter", Technometrics 21(2), 1979. Kim and Gu, "Smoothing Spline Gaussian
-Regression: More Scalable Computation via Efficient Approximation", JRSS B 66(2), 2004 (the factor
-1.4).
+Damiani, Rodina and Decherchi 2024 (FedCG), equations 2.9 and 2.10. Golub, Heath and Wahba,
+"Generalized Cross-Validation as a Method for Choosing a Good Ridge Parameter", Technometrics 21(2),
+1979. Kim and Gu, "Smoothing Spline Gaussian Regression: More Scalable Computation via Efficient
+Approximation", JRSS B 66(2), 2004 (the factor 1.4).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Penalty = Literal["ridge", "rkhs"]
 
 
 def regularized(gram: Floats, regularization: float, landmark_kernel: Floats | None) -> Floats:
-    """Return K^T K + lambda I, or K^T K + lambda K_mm when the kernel of the landmarks is given."""
+    """Return K^T K + lambda I, or K^T K + lambda K_mm if the kernel of the landmarks is given."""
     if landmark_kernel is not None:
         return np.asarray(gram + regularization * landmark_kernel)
     out = gram.copy()
@@ -40,30 +39,26 @@ def regularized(gram: Floats, regularization: float, landmark_kernel: Floats | N
 def solve_equations(
     gram: Floats, right: Floats, regularization: float, landmark_kernel: Floats | None = None
 ) -> Floats:
-    """Solve the normal equations.
+    """Solve the normal equations for k right-hand sides, (m, k).
+
+    (K^T K + lambda I)^-1 K^T y by Cholesky (eq. 2.9), or (K^T K + lambda K_mm)^+ K^T y by the
+    pseudo-inverse (eq. 2.10).
 
     Parameters
     ----------
     gram : ndarray of float64, shape (m, m)
         K^T K.
     right : ndarray of float64, shape (m, k)
-        K^T y for k right-hand sides.
+        K^T y.
     regularization : float
         lambda.
     landmark_kernel : ndarray of float64, shape (m, m), optional
-        K_mm, for the penalty of the function's norm (eq. 2.10).
-
-    Returns
-    -------
-    ndarray of float64, shape (m, k)
-        (K^T K + lambda I)^-1 K^T y by Cholesky (eq. 2.9), or (K^T K + lambda K_mm)^+ K^T y with the
-        pseudo-inverse, eigenvalues below m times the machine's precision of the largest counting
-        as zero.
+        K_mm, to penalise the function's norm.
 
     Raises
     ------
     OptionError
-        The matrix is not positive definite within the precision of the numbers.
+        The matrix is not positive definite to working precision.
     """
     matrix = regularized(gram, regularization, landmark_kernel)
     if landmark_kernel is not None:
@@ -78,12 +73,7 @@ def solve_equations(
 
 
 def check_regularization(value: float) -> None:
-    """Refuse a lambda that is not positive.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Raise OptionError for a lambda that is not positive."""
     if not 0.0 < value < np.inf:
         raise OptionError(
             f"regularization is {value}", remedy="use a positive number", code="FK-OPTION-RANGE"
@@ -92,17 +82,16 @@ def check_regularization(value: float) -> None:
 
 # -- width and lambda, chosen from the normal equations of several widths
 
-#: Folds and widths that may be summed, the best first; one fold is none: GCV.
+#: Numbers of folds and widths to sum, the best first; one fold means GCV.
 PLANS = ((5, 9), (5, 5), (5, 3), (3, 3), (1, 9), (1, 5), (5, 1), (1, 3), (3, 1), (1, 1))
-#: Weights of the penalty that are tried, for each training row.
+#: Candidates for the penalty's weight per training row.
 LAMBDAS = 10.0 ** np.arange(-10.0, 0.1, 0.5)
-#: The same where numbers are predicted, which may be without noise. What is rounded in a sum counts
-#: as some 10^-16.
+#: The same for regression, which may be without noise. Sums are rounded by some 10^-16.
 LAMBDAS_OF_NUMBERS = 10.0 ** np.arange(-13.0, 0.1, 0.5)
-#: Errors that differ by less, relative to the least, are ties: the smoother model is taken.
+#: Errors within this relative difference of the least are ties: the smoother model is used.
 TIE = 1e-6
-#: The same of generalised cross-validation where numbers are predicted: rows far from all others
-#: count little in a mean, and a lambda that is too small for them costs them much.
+#: The same for GCV of regression. Rows far from all others count little in a mean error, and too
+#: small a lambda makes them much worse.
 TIE_OF_NUMBERS = 1e-2
 _STEPS = {9: range(-4, 5), 5: range(-2, 3), 3: range(-1, 2), 1: range(1)}
 _CAUTION = 1.4
@@ -115,14 +104,14 @@ def widths_around(distance: float, count: int) -> Floats:
 
 @dataclass(frozen=True)
 class Choice:
-    """The width and lambda that were chosen.
+    """The chosen width and lambda.
 
     Attributes
     ----------
     width, weight : int
         Positions among the widths and lambdas.
     errors : ndarray of float64, shape (widths, lambdas)
-        Mean squared error of a row, estimated, over all outputs.
+        Estimated mean squared error of a row, over all outputs.
     """
 
     width: int
@@ -131,24 +120,21 @@ class Choice:
 
 
 def choose(equations: Equations, lambdas: Floats, rows: int, *, numbers: bool = False) -> Choice:
-    """Choose a width and a lambda: by held-out folds, of one fold by GCV.
+    """Choose a width and a lambda by held-out folds, or by GCV if there is one fold.
+
+    Among errors within :data:`TIE` take the smallest gamma, then the largest lambda (by GCV of
+    numbers: within :data:`TIE_OF_NUMBERS`).
 
     Parameters
     ----------
     equations : Equations
-        Their widths from the smoothest on.
+        Widths from the smoothest on.
     lambdas : ndarray of float64, shape (j,)
         Ascending.
     rows : int
-        Training rows behind the equations.
+        Training rows in the equations.
     numbers : bool (default: False)
-        Whether they predict numbers, and not classes.
-
-    Returns
-    -------
-    Choice
-        Of errors within :data:`TIE` the smallest gamma, and for it the largest lambda, by GCV of
-        numbers within :data:`TIE_OF_NUMBERS`.
+        Whether targets are numbers, not classes.
     """
     folds, widths = equations.gram.shape[:2]
     score = _held_out if folds > 1 else _gcv
@@ -160,9 +146,9 @@ def choose(equations: Equations, lambdas: Floats, rows: int, *, numbers: bool = 
 
 
 def _gcv(equations: Equations, width: int, lambdas: Floats, rows: int) -> Floats:
-    """Return |y - K c|^2 / n / (1 - 1.4 tr(H) / n)^2, summed over outputs, of each lambda.
+    """Return |y - K c|^2 / n / (1 - 1.4 tr(H) / n)^2, summed over outputs, for each lambda.
 
-    Without the factor, and with as many landmarks as rows, a model that interpolates wins.
+    Without the factor, with as many landmarks as rows, a model that interpolates wins.
     """
     (gram,), (right,) = equations.gram[:, width], equations.right[:, width]
     values, vectors = _eigen(gram)
@@ -177,7 +163,6 @@ def _gcv(equations: Equations, width: int, lambdas: Floats, rows: int) -> Floats
 
 
 def _held_out(equations: Equations, width: int, lambdas: Floats, rows: int) -> Floats:
-    """Return the mean squared error of held-out rows, summed over outputs, of each lambda."""
     grams, rights = equations.gram[:, width], equations.right[:, width]
     gram, right, out = grams.sum(0), rights.sum(0), np.zeros(len(lambdas))
     for held, seen, squares in zip(grams, rights, equations.squares, strict=True):
@@ -191,6 +176,5 @@ def _held_out(equations: Equations, width: int, lambdas: Floats, rows: int) -> F
 
 
 def _eigen(gram: Floats) -> tuple[Floats, Floats]:
-    """Return eigenvalues, none below zero, and eigenvectors."""
     values, vectors = linalg.eigh(gram)
     return np.maximum(values, 0.0), vectors

@@ -1,17 +1,16 @@
 """The hinge's local problem, in the dual: 0 <= beta <= 1 with u = z^T beta.
 
-Warm from the last beta by exchanging rows between the bounds and the inside: those inside get
-margin 1 exactly, a row whose beta leaves [0, 1] goes to that bound, one whose margin is on the
-wrong side comes off its bound. Mostly two solves of a few rows are enough.
+Warm start: exchange rows between the bounds and the inside. Rows inside get margin 1 exactly; a row
+with beta outside [0, 1] goes to that bound; one with its margin on the wrong side comes off its
+bound. Usually two solves of a few rows suffice.
 
-Where this does not end, along a path: the margins move from values for which the last beta is
-optimal to those that are asked for, and the solution moves with them, piece by piece along straight
-lines. At the end of a piece one row comes to a bound or off it. From one iteration of ADMM to the
-next there are some five to thirty of these.
+If this does not end, follow a path: the margins move from values for which the last beta is optimal
+to the given ones, and the solution moves piecewise linearly. At the end of a piece one row comes to
+a bound or off it. Between two iterations of ADMM there are 5 to 30 pieces.
 
-Without a last beta, or where the path is too long, by Mehrotra's interior point method. It tells
-which rows are inside and which at a bound; an exchange, the path from there or a solve for exactly
-these rows then leaves nothing but rounding.
+Without a last beta, or if the path is too long, use Mehrotra's interior point method. It identifies
+the rows inside and at a bound; an exchange, a path or a solve for exactly these rows then removes
+all but rounding errors.
 
 References
 ----------
@@ -32,24 +31,23 @@ from .losses import ROUNDING, reduced, solve_exactly
 
 Floats = NDArray[np.float64]
 
-EXCHANGES = 10  # most of rows between the bounds and the inside
-INVERTED = 1e-6  # error of an inverse from which a path can begin
-DEPENDENT = 1e-7  # relative length of what is left of a row that depends on others
-PIECES = 50  # most of a path, and two for each column
-REFINED = 3  # times that the end of a path is
-PRECISION = 1e-12  # duality gap at which rows inside are told from those at a bound, if repeated
-STEPS = 100  # most of the interior point method
-DOUBT = 1e-4  # below this share of its slack a multiplier is zero
+EXCHANGES = 10  # most exchanges between the bounds and the inside
+INVERTED = 1e-6  # largest error of an inverse at the start of a path
+DEPENDENT = 1e-7  # relative length of a residual below which a row depends on others
+PIECES = 50  # most pieces of a path, plus two per column
+REFINED = 3  # refinements at the end of a path
+PRECISION = 1e-12  # duality gap that identifies the rows inside
+STEPS = 100  # most steps of the interior point method
+DOUBT = 1e-4  # below this share of its slack a multiplier counts as zero
 TINY = float(np.finfo(np.float64).tiny)
 
 
 def minimise_hinge(
     z: Floats, margins: Floats, start: Floats | None, gram: Floats | None
 ) -> tuple[Floats, Floats]:
-    """Minimise sum_n max(0, r_n) + 1/2 |u|^2, r = margins - z u.
+    """Minimise sum_n max(0, r_n) + 1/2 |u|^2, r = margins - z u; return u, (e,), and beta, (n,).
 
-    z is (n, e), margins (n,), start the first beta, (n,), between 0 and 1, or None, gram z z^T or
-    None. Return u, (e,), and beta, (n,), between 0 and 1, with u = z^T beta.
+    z is (n, e), margins (n,), start the first beta or None, gram z z^T or None.
     """
     found = _exchange(z, margins, np.zeros(len(z)) if start is None else start, gram)
     if found is not None and _is_exact(z, margins, found):
@@ -61,7 +59,7 @@ def minimise_hinge(
 
 
 def nearest(z: Floats, margins: Floats, starts: Sequence[Floats] | Floats) -> Floats | None:
-    """Return the one of several betas, (n,), whose rows are least on the wrong side; or None."""
+    """Return the beta, of several, with the least violations; or None."""
     if len(starts) < 2:
         return starts[0] if len(starts) else None
     far = [_violations(beta, margins - z @ (beta @ z)).sum() for beta in starts]
@@ -69,17 +67,16 @@ def nearest(z: Floats, margins: Floats, starts: Sequence[Floats] | Floats) -> Fl
 
 
 def _is_exact(z: Floats, margins: Floats, beta: Floats) -> bool:
-    """Tell whether beta, (n,), is optimal to rounding."""
     u, allowed = beta @ z, 1.0 + np.abs(margins).max()
     wrong = _violations(beta, margins - z @ u).max()
-    if wrong > ROUNDING * allowed:  # else the lengths of the columns are of no matter
+    if wrong > ROUNDING * allowed:  # otherwise the lengths of the columns do not matter
         columns = np.sqrt(np.einsum("ij,ij->j", z, z))
         allowed += columns @ np.abs(u) / np.sqrt(len(z))
     return bool(wrong <= ROUNDING * allowed)
 
 
 def _exchange(z: Floats, margins: Floats, beta: Floats, gram: Floats | None) -> Floats | None:
-    """Exchange rows between the bounds and the inside, see the top; return beta, (n,), or None."""
+    """Exchange rows between the bounds and the inside; return beta, (n,), or None."""
     low, high = beta <= 0.0, beta >= 1.0
     allowed = ROUNDING * (1.0 + np.abs(margins).max())
     for _ in range(EXCHANGES):
@@ -108,7 +105,6 @@ def _exchange(z: Floats, margins: Floats, beta: Floats, gram: Floats | None) -> 
 
 
 def _along_path(z: Floats, margins: Floats, start: Floats) -> tuple[Floats, Floats] | None:
-    """Return u, (e,), and beta, (n,), where the path from a beta comes to the solution."""
     if np.count_nonzero((start > 0.0) & (start < 1.0)) > z.shape[1]:
         return None
     beta = _Path(z, margins, start).follow()
@@ -116,11 +112,11 @@ def _along_path(z: Floats, margins: Floats, start: Floats) -> tuple[Floats, Floa
 
 
 class _Path:
-    """The solution while the margins move to those that are asked for, see the top.
+    """The solution while the margins move, see the module.
 
-    At a time the solution has beta, (n,), and slack, (n,): how far the r of each row at a bound is
-    from zero, infinite for the rows inside. ``inverse``, (m, m), is that of the products of the m
-    rows inside, ``rows``, (m, e), which are those of the numbers ``order``, (m,).
+    State: beta, (n,), and slack, (n,): how far r of each row at a bound is from zero, infinite
+    inside. ``inverse``, (m, m), inverts the products of the m rows inside, ``rows``, (m, e), with
+    numbers ``order``, (m,).
     """
 
     def __init__(self, z: Floats, margins: Floats, start: Floats) -> None:
@@ -131,7 +127,7 @@ class _Path:
         self.inverse = np.empty((e + 1, e + 1))
 
     def follow(self) -> Floats | None:
-        """Return beta, (n,), at the end of the path; None if it is too long, or not unique."""
+        """Return beta, (n,), at the end of the path; None if it is too long or not unique."""
         z, margins, beta, m = self.z, self.margins, self.beta, self.inside
         self.order[:m] = free = np.flatnonzero((beta > 0.0) & (beta < 1.0))
         self.rows[:m] = z[free]
@@ -152,17 +148,16 @@ class _Path:
         except np.linalg.LinAlgError:
             return None
         if m and np.abs(products @ inverse - np.eye(m)).max() > INVERTED:
-            return None  # rows inside depend on each other, as in tables of few values
+            return None  # rows inside depend on each other, as in tables with few values
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             if not self._follow(change, PIECES + 2 * z.shape[1]):
                 return None
         free, inverse = self.order[: self.inside], self.inverse[: self.inside, : self.inside]
-        for _ in range(REFINED):  # the inverse has become less exact on the way
+        for _ in range(REFINED):  # the inverse has lost precision on the way
             beta[free] += inverse @ (margins - z @ (beta @ z))[free]
         return np.clip(beta, 0.0, 1.0)
 
     def _follow(self, change: Floats, most: int) -> bool:
-        """Go to the end of the path, if it has at most so many pieces."""
         left = 1.0  # of the path
         for _ in range(most):
             m = self.inside
@@ -185,26 +180,24 @@ class _Path:
         return False
 
     def _leave(self, k: int, side: float) -> None:
-        """Bring the k-th of the rows inside to a bound."""
         m = self.inside = self.inside - 1
         row, inverse = self.order[k], self.inverse
         self._stop(row, side)
         column = inverse[: m + 1, k].copy()
         inverse[: m + 1, : m + 1] -= np.multiply.outer(column, column / column[k])
-        inverse[k, : m + 1] = inverse[m, : m + 1]  # the last takes its place
+        inverse[k, : m + 1] = inverse[m, : m + 1]  # the last row takes its place
         inverse[: m + 1, k] = inverse[: m + 1, m]
         self.rows[k], self.order[k] = self.rows[m], self.order[m]
 
     def _stop(self, row: int, side: float) -> None:
-        """Have a row stay at a bound."""
         self.beta[row], self.side[row] = max(side, 0.0), side
         self.slack[row] = TINY
 
     def _enter(self, j: int) -> None:
         """Let a row come off its bound.
 
-        If it depends on the rows inside, u = z^T beta stays as it is while beta moves along what
-        the rows have in common, until the first of them, or this one, is at a bound.
+        If it depends on the rows inside, u = z^T beta stays fixed while beta moves along the
+        dependency until one of these rows reaches a bound.
         """
         new = self.z[j]
         while True:
@@ -234,18 +227,17 @@ class _Path:
 
 
 def _speeds(beta: Floats, move: Floats) -> Floats:
-    """Return the inverse of how far each can go before it is at 0 or 1."""
+    """Return the inverse distance of each to 0 or 1, along ``move``."""
     return np.where(move > 0.0, move / (1.0 - beta), np.where(move < 0.0, -move / beta, 0.0))
 
 
 def _from_inside(z: Floats, margins: Floats) -> tuple[Floats, Floats]:
-    """Do the same as :func:`minimise_hinge` from nothing; see the top."""
+    """Solve :func:`minimise_hinge` without a start."""
     ridge, unit = np.ones(z.shape[1]), max(float(np.abs(margins).mean()), TINY)
     u, a, above, below = interior_point(z, margins, ridge, 1.0, PRECISION)
     low, high = a * unit / above, (1.0 - a) * unit / below
 
     def beta(doubt: float) -> Floats:
-        """Return beta with rows at a bound, but for those of which that is in doubt."""
         return np.where(low < doubt, 0.0, np.where(high < doubt, 1.0, a))
 
     found = _exchange(z, margins, beta(1.0), None)
@@ -260,10 +252,10 @@ def interior_point(
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Minimise 1/2 p^T diag(ridge) p + C sum_n max(0, r_n), r = margins - rows p.
 
-    Mehrotra's predictor and corrector on s = t - r >= 0 (multipliers a) and t >= 0 (multipliers
-    C - a), where t is the slack; eliminating all but p leaves equations of its size. rows are
-    (n, m), margins (n,), and ridge (m,) may have zeros; ``precision`` is that of the duality gap,
-    relative to the value. Return p, a, s and t.
+    Mehrotra's predictor-corrector on s = t - r >= 0 (multipliers a) and t >= 0 (multipliers C - a),
+    t the slack; only equations of p's size are solved. rows are (n, m), margins (n,); ridge, (m,),
+    may have zeros; ``precision`` is that of the duality gap, relative to the value. Return p, a, s
+    and t.
     """
     n = len(margins)
     unit = max(float(np.abs(margins).mean()), TINY)
@@ -284,7 +276,7 @@ def interior_point(
             change = solve_exactly(hessian, rows.T @ (a + pull / scale) - ridge * point)
             da = (pull - rows @ change) / scale
             ds, dt = (right_s - s * da) / a, (right_t + t * da) / rest
-            pairs = ((a, da), (rest, -da), (s, ds), (t, dt))  # none of them may fall below zero
+            pairs = ((a, da), (rest, -da), (s, ds), (t, dt))  # all must stay non-negative
             step = 1.0 / max(1.0, *(float((-move / now).max()) for now, move in pairs))
             if not corrector:
                 ahead = (a + step * da) @ (s + step * ds) + (rest - step * da) @ (t + step * dt)
@@ -296,15 +288,14 @@ def interior_point(
 
 
 def _violations(beta: Floats, r: Floats) -> Floats:
-    """Return by how much each margin would have to move for beta to be optimal, shape (n,)."""
+    """Return how far each margin must move to make beta optimal, (n,)."""
     return np.maximum(np.where(beta < 1.0, r, 0.0), np.where(beta > 0.0, -r, 0.0))
 
 
 def _polish(z: Floats, margins: Floats, u: Floats, beta: Floats) -> tuple[Floats, Floats]:
     """Solve u = z^T beta with r = 0 in the rows inside, for u and their beta.
 
-    The singular values leave out what repeated rows do not determine. The last of the three
-    solves refines; beta is kept between 0 and 1.
+    Small singular values, from repeated rows, are dropped. The last of three solves refines.
     """
     rows = np.flatnonzero((beta > 0.0) & (beta < 1.0))
     left, values, right = np.linalg.svd(z[rows], full_matrices=False)

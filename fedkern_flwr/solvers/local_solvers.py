@@ -4,18 +4,13 @@ Each user solves, warm from the iteration before::
 
     w = argmin  C sum_n c_n loss(f_n, y_n) + 1/2 (w - v)^T diag(penalty) (w - v),   f = X w
 
-The weights c_n are one unless classes are weighted; the hinge and the squared loss take them into
-the rows. In u = (w - v) / s with s = sqrt(C / penalty) this is sum_n c_n loss(f_n, y_n)
-+ 1/2 |u|^2 with f = X v + Z u, Z = X diag(s): neither C nor the penalty is left. With fewer rows
-than columns the solution is in the span of the rows, Z^T = Q R, and R^T takes the place of Z, so
-that no matrix is larger than min(n, d).
+c_n is 1 unless classes are weighted; hinge and squared loss take the weights into the rows. With u
+= (w - v) / s and s = sqrt(C / penalty) this is sum_n c_n loss(f_n, y_n) + 1/2 |u|^2, f = X v + Z u,
+Z = X diag(s), without C and penalty. With fewer rows than columns, Z^T = Q R and R^T replaces Z, so
+no matrix is larger than min(n, d).
 
-hinge
-    In the dual, see :mod:`fedkern_flwr.solvers.local_hinge`.
-logistic
-    Newton's method with the same line search.
-squared
-    The normal equations with iterative refinement.
+The hinge is solved in the dual (:mod:`fedkern_flwr.solvers.local_hinge`), the logistic loss by
+Newton's method with a line search, the squared loss by normal equations with iterative refinement.
 
 References
 ----------
@@ -52,7 +47,7 @@ def solve_local(
     weights: Floats | None = None,
     gram: Floats | None = None,
 ) -> tuple[Floats, Floats]:
-    """Solve one user's problem, see the top of this module.
+    """Solve one user's problem, see the module.
 
     Parameters
     ----------
@@ -63,25 +58,25 @@ def solve_local(
     y : ndarray of float64, shape (n,)
         Targets: -1 or 1, any number for the squared loss.
     v : ndarray of float64, shape (d,)
-        Where the penalty is zero.
+        Centre of the penalty.
     penalty : ndarray of float64, shape (d,)
-        Weights of the penalty, positive.
+        Positive weights.
     c : float
-        C, the weight of the losses, positive.
+        C, positive.
     start : ndarray of float64
-        Memory of the last call; one of another size or that is not finite counts as none. With the
-        hinge perhaps several, shape (s, n): that of similar problems, of which the best is taken.
+        Memory of the last call, ignored if of another size or not finite. For the hinge also
+        several, (s, n), of which the best is used.
     weights : ndarray of float64, shape (n,), optional
-        Weights of the rows, positive.
+        Positive weights of the rows.
     gram : ndarray of float64, shape (n, n), optional
-        x x^T, which saves time with the hinge and a penalty that is the same for all columns.
+        x x^T; saves time for the hinge with a constant penalty.
 
     Returns
     -------
     w : ndarray of float64, shape (d,)
-        The solution, the exact one of data that differ by rounding.
+        The solution, exact up to rounding of the data.
     memory : ndarray of float64
-        The next call's start: alpha / weights, shape (n,), for the hinge, w for the others.
+        The next start: alpha / weights, (n,), for the hinge, else w.
     """
     n, d = x.shape
     size = n if loss == "hinge" else d
@@ -120,23 +115,7 @@ def solve_local(
 
 
 def total_loss(loss: Loss, outputs: Floats, y: Floats, weights: Floats | None = None) -> float:
-    """Return the sum of the losses.
-
-    Parameters
-    ----------
-    loss : {"hinge", "logistic", "squared"}
-        See :func:`solve_local`.
-    outputs : ndarray of float64, shape (n,)
-        f.
-    y : ndarray of float64, shape (n,)
-        Targets.
-    weights : ndarray of float64, shape (n,), optional
-        Of the rows.
-
-    Returns
-    -------
-    float
-    """
+    """Return the (weighted) sum of the losses; parameters as in :func:`solve_local`."""
     if loss == "hinge":
         found = np.maximum(0.0, 1.0 - y * outputs)
     elif loss == "logistic":
@@ -152,12 +131,7 @@ def total_loss(loss: Loss, outputs: Floats, y: Floats, weights: Floats | None = 
 def balanced_weights(y: Floats, share: float) -> Floats:
     """Return weights with which both sides of an output count as half of all rows.
 
-    Parameters
-    ----------
-    y : ndarray of float64, shape (n,)
-        Targets, -1 or 1.
-    share : float
-        Share of the rows with 1 among all rows of the run.
+    ``share`` is the share of rows with y = 1 among all rows of the run.
     """
     if not 0.0 < share < 1.0:
         return np.ones(len(y))
@@ -167,10 +141,7 @@ def balanced_weights(y: Floats, share: float) -> Floats:
 def _logistic(
     z: Floats, base: Floats, y: Floats, u: Floats, weights: Floats | None = None
 ) -> Floats:
-    """Minimise sum_n c_n log(1 + exp(-y_n f_n)) + 1/2 |u|^2, f = base + z u, from u on.
-
-    z is (n, e), base, y and weights are (n,), u and the result (e,).
-    """
+    """Minimise sum_n c_n log(1 + exp(-y_n f_n)) + 1/2 |u|^2, f = base + z u, from u."""
     share: Floats | float = 1.0 if weights is None else weights
     columns = np.sqrt(np.einsum("ij,ij->j", z, z))
     last = float(np.inf)
@@ -197,7 +168,7 @@ def _logistic(
 def _logistic_slope(
     u: Floats, du: Floats, f: Floats, df: Floats, y: Floats, share: Floats | float
 ) -> Callable[[float], tuple[float, float]]:
-    """Return the first two derivatives along du of what :func:`_logistic` minimises."""
+    """Return the first two derivatives along du of the objective of :func:`_logistic`."""
     across, along, ydf = float(u @ du), float(du @ du), y * df
 
     def slope(t: float) -> tuple[float, float]:
@@ -209,9 +180,9 @@ def _logistic_slope(
 
 
 def _squared(z: Floats, target: Floats) -> Floats:
-    """Return argmin 1/2 |target - z u|^2 + 1/2 |u|^2, shape (e,), z (n, e), target (n,).
+    """Return argmin 1/2 |target - z u|^2 + 1/2 |u|^2, shape (e,).
 
-    By the normal equations, or where refinement cannot mend these by least squares.
+    By the normal equations, or by least squares if refinement fails.
     """
     gram, e = z.T @ z, z.shape[1]
     u, gradient = np.zeros(e), target @ z

@@ -1,9 +1,6 @@
-"""Losses of a model's outputs and their derivatives, and the steps of solvers that minimise them.
+"""Losses of a model's outputs, their derivatives, and steps of the solvers that minimise them.
 
-References
-----------
-Gu, Dang, Li and Huang, "Federated Doubly Stochastic Kernel Learning for Vertically Partitioned
-Data", 2020, Table 1.
+The losses are those of Gu, Dang, Li and Huang 2020 (FDSKL), Table 1.
 """
 
 from __future__ import annotations
@@ -17,32 +14,28 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Loss = Literal["square", "logistic", "smooth-hinge"]
 LOSSES = ("square", "logistic", "smooth-hinge")
-ROUNDING = 1e-13  # relative error of what counts as solved
+ROUNDING = 1e-13  # relative error that counts as solved
 
 
 def expit(x: NDArray[Any]) -> NDArray[Any]:
-    """Return 1 / (1 + exp(-x)) of the shape of ``x``."""
-    from scipy import special  # which few runs need
+    """Return 1 / (1 + exp(-x))."""
+    from scipy import special  # few runs need it
 
     return np.asarray(special.expit(x))
 
 
 def loss_values(loss: Loss, outputs: Floats, targets: Floats) -> Floats:
-    """Return the loss of each output.
+    """Return the loss of each output, of the same shape.
 
     Parameters
     ----------
     loss : {"square", "logistic", "smooth-hinge"}
-        (f - y)^2; log(1 + exp(-y f)); or, with z = y f, 1/2 - z up to z = 0, (1 - z)^2 / 2 up to
-        z = 1 and 0 from there.
+        (f - y)^2; log(1 + exp(-y f)); or, with z = y f, 1/2 - z up to z = 0, (1 - z)^2 / 2 up to z
+        = 1 and 0 from there.
     outputs : ndarray of float64, any shape
         f.
     targets : ndarray of float64, same shape
-        y; -1 or 1 for the logistic loss and the smooth hinge.
-
-    Returns
-    -------
-    ndarray of float64, same shape
+        y; -1 or 1 except for the square loss.
     """
     if loss == "square":
         return np.asarray((outputs - targets) ** 2)
@@ -55,7 +48,7 @@ def loss_values(loss: Loss, outputs: Floats, targets: Floats) -> Floats:
 
 
 def loss_derivatives(loss: Loss, outputs: Floats, targets: Floats) -> Floats:
-    """Return the derivative of :func:`loss_values` in each output, of the same shape."""
+    """Return the derivative of :func:`loss_values` in each output."""
     if loss == "square":
         return np.asarray(2.0 * (outputs - targets))
     if loss == "logistic":
@@ -66,9 +59,9 @@ def loss_derivatives(loss: Loss, outputs: Floats, targets: Floats) -> Floats:
 
 
 def loss_curvatures(loss: Loss, outputs: Floats, targets: Floats) -> Floats:
-    """Return the second derivative of :func:`loss_values` in each output, of the same shape.
+    """Return the second derivative of :func:`loss_values` in each output.
 
-    At the two kinks of the smooth hinge's derivative it is 0.
+    It is 0 at the two kinks of the smooth hinge's derivative.
     """
     if loss == "square":
         return np.full(np.shape(outputs), 2.0)
@@ -81,11 +74,11 @@ def loss_curvatures(loss: Loss, outputs: Floats, targets: Floats) -> Floats:
     assert_never(loss)
 
 
-# -- steps that the solvers of local problems share
+# -- steps of the local solvers
 
 
 def reduced(z: Floats) -> tuple[Floats | None, Floats]:
-    """Return a basis of the rows, (e, n), and z in it, (n, n), where n < e; else none, and z."""
+    """Return a basis of the rows, (e, n), and z in it, (n, n), if n < e; else None and z."""
     if len(z) >= z.shape[1]:
         return None, z
     basis, triangle = np.linalg.qr(z.T)
@@ -93,10 +86,10 @@ def reduced(z: Floats) -> tuple[Floats | None, Floats]:
 
 
 def line_search(slope: Callable[[float], tuple[float, float]], begin: float) -> float:
-    """Return a t > 0 where the slope of a convex function is a tenth of that at 0, t = 1 first.
+    """Return a t > 0 where the slope of a convex function is a tenth of that at 0.
 
-    ``slope`` returns the slope and its derivative, ``begin`` is the slope at 0. Newton's method on
-    the slope, kept in the bracket of its signs.
+    Newton's method from t = 1, kept in the bracket of signs. ``slope`` returns the slope and its
+    derivative; ``begin`` is the slope at 0.
     """
     low, high, t = 0.0, np.inf, 1.0
     for _ in range(30):
@@ -116,8 +109,7 @@ def line_search(slope: Callable[[float], tuple[float, float]], begin: float) -> 
 def solve_shifted(matrix: Floats, shift: float, right: Floats) -> Floats:
     """Return (matrix + shift I)^-1 right, (m,), for a positive semidefinite (m, m) matrix.
 
-    The matrix is changed and changed back. If the shift is lost in rounding, the shortest
-    solution.
+    The matrix is changed and restored. If the shift is lost in rounding: the shortest solution.
     """
     diagonal = matrix.diagonal().copy()
     matrix.flat[:: len(matrix) + 1] += shift
@@ -128,7 +120,7 @@ def solve_shifted(matrix: Floats, shift: float, right: Floats) -> Floats:
 
 
 def solve_exactly(matrix: Floats, right: Floats) -> Floats:
-    """Return matrix^-1 right, (m,), for a positive semidefinite (m, m) matrix, or the shortest."""
+    """Return matrix^-1 right, (m,), or the shortest least-squares solution."""
     try:
         return np.asarray(np.linalg.solve(matrix, right), np.float64)
     except np.linalg.LinAlgError:

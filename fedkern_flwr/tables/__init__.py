@@ -1,9 +1,8 @@
-"""A party's own table: loading it and checking it.
+"""Load and check a party's table.
 
-A data owner brings an NPZ, CSV (or TSV) or Parquet file. Everything that can be wrong with it is a
-:class:`~fedkern_flwr.errors.TableError` of one line that names the cause and the remedy. Data is
-private, so no error and no note ever repeats a cell, an id or a class: only column names, row
-numbers and counts.
+The file is NPZ, CSV (or TSV), Parquet or Feather. A problem is a one-line
+:class:`~fedkern_flwr.errors.TableError` with cause and remedy. Data is private: no error and no
+note repeats a cell, an id or a class, only column names, row numbers and counts.
 """
 
 from __future__ import annotations
@@ -70,69 +69,66 @@ def load_table(
 ) -> Table:
     """Load a party's table from a file or a data frame.
 
-    Files are ``.npz``, ``.csv``, ``.tsv``, ``.parquet`` or ``.feather``; those of text may be
-    compressed (``.csv.gz``), and are in UTF-8, UTF-16 or, else, Latin-1.
+    Text files may be compressed (``.csv.gz``), and are in UTF-8, UTF-16 or, failing these, Latin-1.
 
-    An NPZ file holds the arrays ``X`` (n, d) and ``y`` (n,), and may hold ``site`` (n,),
-    ``X_test``, ``y_test`` and ``feature_names``; other arrays are ignored. Pickled objects are
-    refused. In a CSV or Parquet file every column that is not label, id or site is a feature.
+    An NPZ file has the arrays ``X`` (n, d) and ``y`` (n,), and may have ``site`` (n,), ``X_test``,
+    ``y_test`` and ``feature_names``. Pickled objects are refused. In other files every column that
+    is not label, id or site is a feature.
 
     Parameters
     ----------
     data : str, Path or data frame
-        The file; or a data frame of pandas, polars or pyarrow, or a ``datasets.Dataset``, which are
-        as a Parquet file.
+        A ``.npz``, ``.csv``, ``.tsv``, ``.parquet`` or ``.feather`` file; or a data frame of
+        pandas, polars or pyarrow, or a ``datasets.Dataset``.
     label : str or None (default: None)
-        CSV and Parquet: the label column, required unless ``target`` is given. A text label is
-        encoded as 0..k-1 in sorted order of the classes in this file. NPZ: another array to use
-        as y, or the column of a two-dimensional y (``"0"``).
+        Label column; required unless ``target`` is given. A text label is encoded as 0..k-1 in
+        sorted order of the classes in this file. NPZ: another array to use as y, or the column of a
+        two-dimensional y (``"0"``).
     target : str or None (default: None)
-        Name or index of the feature column to predict instead of the label, which is not used.
+        Name or index of a feature column to predict instead of the label.
     id_column, site_column : str or None (default: None)
-        The columns (NPZ: arrays) with the record ids and the sites.
+        Columns (NPZ: arrays) with the record ids and the sites.
     missing : {"error", "drop-row", "keep", "encode"} (default: "error")
-        Refuse, drop or keep rows with an empty, NaN or infinite cell; or keep those that have
-        label, id and site.
+        Refuse, drop or keep rows with an empty, NaN or infinite cell; ``encode`` drops only rows
+        without label, id or site.
     labelled : bool (default: True)
-        Refuse a file without labels; else y is None where the file has none.
+        Refuse a file without labels; otherwise y is then None.
     classes : sequence of str or None (default: None)
-        CSV and Parquet: all classes of a text label. It is encoded as the position in this list,
-        the same in every file that is read with it.
+        All classes of a text label, encoded as the position in this list. Use the same list for
+        every file. Not for NPZ.
     bare : bool (default: False)
-        Whether a table without features will do, such as one of ids and labels.
+        Allow a table without features.
     kinds : mapping or None (default: None)
-        What some columns are, such as the ``kinds`` of an
-        :class:`~fedkern_flwr.encoding.Encoder`; others are what their cells look like. None refuses
-        text and dates.
+        Kinds of some columns, such as the ``kinds`` of an :class:`~fedkern_flwr.encoding.Encoder`;
+        others are detected. None refuses text and dates.
     needed : collection of str or None (default: None)
-        CSV and Parquet: the only columns that are features; others may hold anything.
+        The only columns that are features. Not for NPZ.
     sep : str or None (default: None)
-        CSV: what parts the columns, a character or ``"tab"``. By default a comma, semicolon, tab
-        or bar, whichever parts all lines alike; of a ``.tsv`` file a tab.
+        CSV: delimiter, a character or ``"tab"``. Default: comma, semicolon, tab or bar, detected; a
+        tab for ``.tsv``.
     decimal : {".", ","} or None (default: None)
-        CSV and Parquet: the decimal mark of numbers that are text. By default a comma where that
-        is what the numbers of a CSV have; in quotes where commas part its columns too.
+        Decimal mark of numbers in text. Default: detected for CSV, otherwise a point. Numbers with
+        a decimal comma must be quoted if commas separate the columns.
     na : str or sequence of str (default: ())
-        CSV and Parquet: marks of missing cells, separated by commas, beside an empty cell, ``NA``,
-        ``N/A``, ``NaN``, ``null``, ``None``, ``?``, and ``-`` where all else is
-        a number, a date or a boolean.
+        Further marks of missing cells, separated by commas. Always: an empty cell, ``NA``, ``N/A``,
+        ``NaN``, ``null``, ``None``, ``?``, and ``-`` among numbers, dates or booleans.
     dates : {"day-first", "month-first", "iso"} or None (default: None)
-        CSV and Parquet: the order of dates such as 03/04/2024; ``iso`` leaves them out. By default
-        what all dates of a column can be; a column that can be both is refused.
+        Order of dates such as 03/04/2024; ``iso`` does not read these as dates. Default: detected
+        by column; an ambiguous column is refused.
     header : bool or None (default: None)
-        CSV: whether the first line has the names of the columns. By default it has, unless all its
-        cells look like those below; such a file is refused. Without names they are x0, x1, ...
+        CSV: whether the first line has the column names. Default: True, but a file is refused if
+        its first line looks like data. Without names they are x0, x1, ...
     class_of : str or sequence of str (default: ())
-        CSV and Parquet: what classes labels are, such as ``0=no,1=yes``; all labels are named.
+        Class of each label, such as ``0=no,1=yes``. All labels must be listed. Not for NPZ.
     source : str or None (default: None)
-        What errors call the data; by default the name of the file.
+        Name of the data in errors. Default: the file name.
 
     Raises
     ------
     TableError
-        If the file cannot be read or its content cannot be used.
+        The file cannot be read, or its content cannot be used.
     OptionError
-        If ``missing`` is not one of the choices, or ``sep`` or ``decimal`` is no such mark.
+        An option has an unknown value.
     """
     given = {"sep": sep, "decimal": decimal, "na": na, "dates": dates, "header": header}
     dialect = Dialect.of({**given, "class_of": class_of})
@@ -177,23 +173,21 @@ def load_table(
 
 
 def load_ids(path: str | Path, id_column: str, **dialect: Any) -> NDArray[np.str_]:
-    """Load the record ids of a party's table, and nothing else of it.
-
-    They are the texts that :func:`load_table` gives. Other columns may hold anything.
+    """Load the record ids of a party's table, as :func:`load_table` does, and nothing else.
 
     Parameters
     ----------
     path : str or Path
-        A file as :func:`load_table` reads them.
+        A file as for :func:`load_table`. Other columns may contain anything.
     id_column : str
-        The column (NPZ: the array) with the ids.
+        Column (NPZ: array) with the ids.
     **dialect
-        How a CSV file is written, such as ``sep``, see :func:`load_table`.
+        Format of a CSV file, such as ``sep``, see :func:`load_table`.
 
     Raises
     ------
     TableError
-        If the file cannot be read, or ids are missing or come twice.
+        The file cannot be read, or ids are missing or duplicate.
     """
     path = Path(path)
     check_file(path)
@@ -223,12 +217,7 @@ def _check_ids(ids: NDArray[Any], source: str) -> None:
 
 
 def check_file(path: Path, suffixes: Sequence[str] = _SUFFIXES, files: str = FILES) -> None:
-    """Refuse what is no file of one of some kinds that can be read.
-
-    Raises
-    ------
-    TableError
-    """
+    """Refuse a path that is not a readable file of these kinds."""
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError:
@@ -248,22 +237,15 @@ def check_file(path: Path, suffixes: Sequence[str] = _SUFFIXES, files: str = FIL
 
 
 def take_frame(x: Any, columns: Sequence[str] | None, party: str) -> tuple[Any, Any]:
-    """Return the features of a data frame and the names of its columns; other features as they are.
+    """Return the features of a data frame and its column names; return arrays unchanged.
 
-    Parameters
-    ----------
-    x : array or data frame
-        Of pandas, polars or pyarrow: what has the Arrow C stream or the DataFrame interchange
-        protocol. A missing cell is NaN.
-    columns : sequence of str or None
-        Which columns of the frame are taken, in this order; all of them where none are named.
-    party : str
-        Whose features they are, for errors.
+    A data frame has the Arrow C stream or the DataFrame interchange protocol; a missing cell
+    becomes NaN. ``columns`` are those to take, in this order; None for all.
 
     Raises
     ------
     TableError
-        A column is not there, or holds something else than numbers.
+        A column is missing or not numeric.
     """
     if not any(hasattr(x, name) for name in ("__arrow_c_stream__", "__dataframe__")):
         return x, columns

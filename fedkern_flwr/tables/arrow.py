@@ -1,4 +1,4 @@
-"""Tables of Arrow, Parquet, NumPy and pandas."""
+"""Read tables of Arrow, Parquet, NumPy and pandas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def read_npz(
     use_label: bool,
     labelled: bool,
 ) -> Table:
-    """Read an NPZ file; see :func:`load_table` for the arrays."""
     arrays = NpzArrays(path)
     x = arrays.numbers("X", ndim=2)
     n, d = x.shape
@@ -70,7 +69,7 @@ def read_npz_ids(path: Path, id_column: str) -> NDArray[np.str_]:
 
 
 class NpzArrays:
-    """The arrays of an NPZ file, read when asked for, with errors in our words."""
+    """Read the arrays of an NPZ file on demand; errors are TableErrors."""
 
     def __init__(self, path: Path) -> None:
         self.source = path.name
@@ -123,13 +122,12 @@ class NpzArrays:
         return values.astype(np.str_) if values.dtype.kind == "S" else values
 
     def has_labels(self, label: str | None) -> bool:
-        """Tell whether there is an array for a label."""
         return (label or "y") in self.names or ("y" in self.names and str(label).isdecimal())
 
     def labels(
         self, label: str | None
     ) -> tuple[NDArray[np.float64], str, NDArray[np.float64] | None]:
-        """Return y, its name and y_test for a label that is an array or a column of y."""
+        """Return y, its name and y_test; a label is an array or a column of y."""
         if label is not None and (label in self.names or not label.isdecimal()):
             name, column = label, None
         else:
@@ -155,7 +153,7 @@ class NpzArrays:
 
 # -- tables in CSV and Parquet files
 
-_MANY_IDS = 30  # rows whose whole numbers are all different by chance seldom
+_MANY_IDS = 30  # this many rows seldom have distinct integers by chance
 
 
 def read_columns(
@@ -171,7 +169,6 @@ def read_columns(
     dialect: Dialect,
     needed: Collection[str] | None,
 ) -> Table:
-    """Read Arrow columns by name; see :func:`load_table` for them."""
     if not labelled and label not in columns:
         label, use_label = None, False
     if label is None and use_label:
@@ -246,7 +243,7 @@ def read_columns(
 
 
 def read_id_column(path: Path, id_column: str, dialect: Dialect) -> NDArray[np.str_]:
-    """Read the ids of a CSV or Parquet file as trimmed text; a missing one is empty."""
+    """Read the ids of a CSV or Parquet file as trimmed text; a missing one is ""."""
     columns, _, _ = file_columns(path, dialect)
     if id_column not in columns:
         raise no_such("id column", id_column, path.name, columns)
@@ -257,7 +254,7 @@ def read_id_column(path: Path, id_column: str, dialect: Dialect) -> NDArray[np.s
 def repeated_rows(
     columns: Mapping[str, Any], id_column: str | None, source: str
 ) -> NDArray[np.bool_]:
-    """Tell which rows stand above already, cell by cell; none where no column has ids."""
+    """Return which rows repeat an earlier one, cell by cell; empty without an id column."""
     if id_column is None:
         return np.zeros(0, bool)
     others = [cells for name, cells in columns.items() if name != id_column]
@@ -265,7 +262,7 @@ def repeated_rows(
 
 
 def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect, tuple[str, ...]]:
-    """Read the columns by name, how the file is written, and notes of it.
+    """Return the columns by name, the detected format of the file, and notes.
 
     Cells of a CSV stay text, so that an id keeps its leading zeros.
     """
@@ -323,11 +320,8 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect,
 def frame_columns(frame: Any) -> dict[str, Any]:
     """Return the columns of a data frame by name.
 
-    Parameters
-    ----------
-    frame : object
-        A data frame of pandas, polars or pyarrow, or a ``datasets.Dataset``: whatever has the Arrow
-        C stream, ``to_pandas`` or the DataFrame interchange protocol.
+    ``frame`` may be any object with the Arrow C stream, ``to_pandas`` or the DataFrame interchange
+    protocol.
     """
     frame = _without_intervals(frame)
     try:
@@ -335,7 +329,7 @@ def frame_columns(frame: Any) -> dict[str, Any]:
             table = frame
         elif hasattr(frame, "__arrow_c_stream__"):
             table = pa.RecordBatchReader.from_stream(frame).read_all()
-        elif hasattr(frame, "to_pandas"):  # a Dataset, whose own table has all of its rows
+        elif hasattr(frame, "to_pandas"):  # a filtered Dataset: its own table has all rows
             return frame_columns(frame.to_pandas())
         else:
             from pyarrow.interchange.from_dataframe import from_dataframe
@@ -352,7 +346,6 @@ def frame_columns(frame: Any) -> dict[str, Any]:
 
 
 def _mixed(frame: Any) -> list[Any]:
-    """Return the names of the columns of a data frame of pandas that have no single type."""
     names = []
     for name in getattr(frame, "columns", ()):
         try:
@@ -363,7 +356,7 @@ def _mixed(frame: Any) -> list[Any]:
 
 
 def _without_intervals(frame: Any) -> Any:
-    """Return a data frame of pandas with its intervals, such as of ``pandas.cut``, as text."""
+    """Convert intervals of a pandas data frame, such as of ``pandas.cut``, to text."""
     if not hasattr(frame, "select_dtypes"):
         return frame
     kinds = {name: str(getattr(k, "categories", k)) for name, k in frame.dtypes.items()}
@@ -384,10 +377,10 @@ def _by_name(table: Any, source: str) -> dict[str, Any]:
 
 
 def _first_line(table: Any) -> str:
-    """Tell whether the first line of a file is ``data``; or return a note where it may be.
+    """Return ``"data"`` if the first line of a file is data, or a note if it may be.
 
-    It is data if a text of it is found again below, or if its numbers are no names. Numbers are
-    names if they count (0, 1, 2), or grow as years and wavelengths do.
+    It is data if one of its texts occurs again below, or if its numbers cannot be names. Numbers
+    can be names if they count (0, 1, 2), or increase as years and wavelengths do.
     """
     names = table.column_names
     numbers = [float(name) for name in names if is_number(name) and np.isfinite(float(name))]
@@ -418,7 +411,6 @@ def _numbers(column: Any, name: str, source: str) -> NDArray[np.float64]:
 
 
 def _like_ids(names: Sequence[str], x: NDArray[np.float64]) -> tuple[str, ...]:
-    """Return a note of the first column that has another whole number in each of many rows."""
     for name, cells in zip(names, x.T, strict=True):
         if len(x) < _MANY_IDS or not np.isfinite(cells).all() or (cells % 1.0 != 0.0).any():
             continue
@@ -431,7 +423,6 @@ def _like_ids(names: Sequence[str], x: NDArray[np.float64]) -> tuple[str, ...]:
 def _labels(
     cells: Any, name: str, source: str, named: Sequence[str] | None
 ) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """Return the labels, text as 0..k-1 in sorted order or that of ``named``; and its classes."""
     values, text = parse_numbers(cells)
     texts, found = np.empty(0, np.str_), np.empty(0, np.str_)
     if values is None and pa.types.is_string(cells.type):
@@ -460,7 +451,6 @@ def _labels(
 
 
 def text_cells(column: Any, name: str, source: str) -> NDArray[np.str_]:
-    """Return ids or sites as trimmed text; a missing cell is empty."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     try:

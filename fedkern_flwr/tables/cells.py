@@ -1,4 +1,4 @@
-"""The cells of Arrow columns: as people write them, made plain, and read as one kind."""
+"""Read the cells of Arrow columns: normalise how people write them, and detect one kind."""
 
 from __future__ import annotations
 
@@ -37,14 +37,12 @@ class Cells(NamedTuple):
 
     Attributes
     ----------
-    kind : Kind
     values : ndarray of float64
-        Numbers, 0 and 1, seconds since 1970, or positions among the names; NaN where one is
-        missing.
+        Numbers, 0 and 1, seconds since 1970, or positions in ``names``; NaN for a missing cell.
     names : tuple of str
-        Of categories, sorted.
+        Sorted names of categories.
     lost : int
-        Cells that are not of the kind and count as missing.
+        Cells of another kind, which count as missing.
     note : str
         What else was done.
     """
@@ -59,27 +57,16 @@ class Cells(NamedTuple):
 def read_cells(
     cells: Any, kind: Kind | None, name: str, source: str, dates: Dates | None = None
 ) -> Cells:
-    """Read a column; one of text is what all its cells are.
+    """Read a column; detect the kind of text from all its cells.
 
-    A column of numbers with a few cells of text is one of numbers, but not where numbers begin with
-    a zero. Dates are in UTC where they say nothing else. Names of categories that differ in capital
-    letters alone are one.
-
-    Parameters
-    ----------
-    cells : pyarrow.ChunkedArray
-        The column, see :func:`plain_cells`.
-    kind : Kind or None
-        What it is to be read as, whatever it looks like: other cells are missing.
-    name, source : str
-        Names of column and file, for errors.
-    dates : {"day-first", "month-first", "iso"} or None (default: None)
-        The order of dates such as 03/04/2024. By default what all dates of the column can be.
+    A column of numbers may have a few text cells, unless numbers begin with a zero. Dates without a
+    time zone are in UTC. Names of categories that differ only in capital letters are merged. Cells
+    of another kind than a given ``kind`` are missing.
 
     Raises
     ------
     TableError
-        Its type is none that can be read, or nothing tells the order of its dates.
+        The type of the column cannot be read, or the order of its dates is ambiguous.
     """
     if pa.types.is_temporal(cells.type) and kind in (None, "date", "number"):
         seconds, dated = _seconds(cells)
@@ -113,7 +100,6 @@ def _any(cells: Any, how: str) -> bool:
 def _text_cells(
     cells: Any, kind: Kind | None, name: str, source: str, dates: Dates | None
 ) -> Cells:
-    """Return a column of text as booleans, dates or categories."""
     coded = cells.combine_chunks().dictionary_encode()
     if hasattr(coded, "chunks"):  # of some versions of pyarrow
         coded = coded.combine_chunks()
@@ -133,7 +119,6 @@ def _text_cells(
 
 
 def _categories(found: Sequence[str], codes: Floats) -> Cells:
-    """Return a column of categories; of names that differ in capital letters the most frequent."""
     times = np.bincount(codes[np.isfinite(codes)].astype(np.intp), minlength=len(found)).tolist()
     spelled: dict[str, str] = {}
     for one, _ in sorted(zip(found, times, strict=True), key=lambda pair: (-pair[1], pair[0])):
@@ -169,7 +154,7 @@ def _is_date(text: str) -> bool:
 def _reader(
     found: Sequence[str], name: str, source: str, dates: Dates | None
 ) -> tuple[Callable[[str], float], str]:
-    """Return what reads the dates of a column, and a note of their order if it was found out."""
+    """Return a function that reads the dates of a column, and a note if it detected their order."""
     parts = [match for one in found if (match := _DATE.fullmatch(one))]
     if not parts or dates is not None:
         return lambda text: _moment(text, dates), ""
@@ -192,7 +177,7 @@ def _truth(text: str) -> float:
 
 
 def _moment(text: str, dates: Dates | None = None) -> float:
-    """Return the seconds since 1970 of a date, NaN if it is none; without an order, of ISO 8601."""
+    """Return the seconds since 1970 of a date, NaN if it is none. Default order: ISO 8601."""
     match = _DATE.fullmatch(text) if dates in ("day-first", "month-first") else None
     if match is not None:
         first, _, second, year, clock = match.groups()
@@ -207,7 +192,6 @@ def _moment(text: str, dates: Dates | None = None) -> float:
 
 
 def _seconds(cells: Any) -> tuple[Floats, bool]:
-    """Return seconds: of dates since 1970, of times, of durations; and whether they are dates."""
     dated = pa.types.is_date(cells.type) or pa.types.is_timestamp(cells.type)
     if pa.types.is_time(cells.type):
         cells = cells.cast(pa.time64("us"))
@@ -234,8 +218,8 @@ def plain_cells(column: Any) -> Any:
 def texts(values: Sequence[str]) -> Any:
     """Return an Arrow array of texts.
 
-    At the first Python value that PyArrow converts it loads pandas, if that is installed, which
-    takes longer than reading a small table.
+    PyArrow's own conversion of Python values loads pandas, if installed, which takes longer than
+    reading a small table.
     """
     parts = [value.encode() for value in values]
     ends = np.cumsum([0, *map(len, parts)], dtype=np.int32).tobytes()
@@ -244,12 +228,11 @@ def texts(values: Sequence[str]) -> Any:
 
 
 def nothing() -> Any:
-    """Return a missing text, as PyArrow has it; see :func:`texts`."""
     return pa.nulls(1, pa.string())[0]
 
 
 def _in_numpy(cells: Any, kind: type[Any]) -> NDArray[Any]:
-    """Return an Arrow array of numbers in NumPy; without gaps past pandas, as :func:`texts`."""
+    """Return an Arrow array of numbers in NumPy, without loading pandas if possible."""
     if cells.null_count:
         return np.asarray(cells.to_numpy())
     chunks, size = getattr(cells, "chunks", [cells]), np.dtype(kind).itemsize
@@ -258,7 +241,7 @@ def _in_numpy(cells: Any, kind: type[Any]) -> NDArray[Any]:
 
 
 def parse_numbers(cells: Any) -> tuple[Floats | None, NDArray[np.intp]]:
-    """Return the numbers of cells, or None with the positions of those that are text."""
+    """Return the numbers of cells, or None with the positions of text."""
     if pa.types.is_string(cells.type):
         numeric = pc.or_kleene(pc.is_null(cells), pc.match_substring_regex(cells, _NUMBER))
         text = _in_numpy(pc.indices_nonzero(pc.invert(numeric)), np.uint64).astype(np.intp)
@@ -273,7 +256,6 @@ def parse_numbers(cells: Any) -> tuple[Floats | None, NDArray[np.intp]]:
 
 
 def _numbers_of(cells: Any, text: NDArray[np.intp]) -> Floats:
-    """Return the numbers of cells, NaN for those at the positions ``text``."""
     if text.size:
         numeric = np.ones(len(cells), bool)
         numeric[text] = False
@@ -295,20 +277,10 @@ _LIKE_DATE = rf"^(\d{{4}}[./-]\d{{1,2}}[./-]\d{{1,2}}|{_YEAR_LAST})([T ,]+\d{{1,
 def hint(
     column: str, names: Sequence[str], places: NDArray[np.float64], decimal: str | None = None
 ) -> tuple[str, ...]:
-    """Return a note if half of the cells or more look like numbers or dates; it quotes no cell.
+    """Return a note if at least half of the cells look like numbers or dates; it quotes no cell.
 
-    Of numbers with a decimal comma, where a point was asked for, it is a warning.
-
-    Parameters
-    ----------
-    column : str
-        Its name.
-    names : sequence of str
-        The different cells.
-    places : ndarray of float64, shape (n,)
-        Positions of the n cells among them, NaN where one is missing.
-    decimal : str or None
-        The decimal mark that was asked for.
+    If the numbers have a decimal comma, but ``decimal`` is a point, log a warning instead.
+    ``names`` are the distinct cells, ``places`` the position of each cell in them, NaN if missing.
     """
     cells = pa.array(names, pa.string())
     times = np.bincount(places[np.isfinite(places)].astype(np.intp), minlength=len(names))
@@ -374,7 +346,6 @@ _SAME = {  # how else a unit is written -> as it is first above
 
 
 def _among(units: str) -> str:
-    """Return a pattern of units, the longest first; the Greek mu is the sign of micro."""
     found = sorted(re.split("[ =]", units), key=len, reverse=True)
     return "|".join(map(re.escape, found)).replace("µ", "[µμ]")
 
@@ -410,11 +381,11 @@ class Written(NamedTuple):
     Attributes
     ----------
     cells : pyarrow.Array
-        The numbers as plain text; a cell beyond a limit is missing.
+        The numbers as plain text; a limit is missing.
     unit : str
-        Of all of them; empty where they have none.
+        Their unit, or "".
     limits : int
-        Cells that say a limit, such as <0.5.
+        Number of cells with a limit, such as <0.5.
     """
 
     cells: Any
@@ -423,19 +394,12 @@ class Written(NamedTuple):
 
 
 def read_written(cells: Any, name: str, source: str) -> Written | None:
-    """Return the numbers of a column of text, None if it holds something else or plain numbers.
-
-    Parameters
-    ----------
-    cells : pyarrow.ChunkedArray
-        The column, see :func:`~.table.plain_cells`.
-    name, source : str
-        Names of column and file, for errors.
+    """Return the numbers of a text column; None for other content or plain numbers.
 
     Raises
     ------
     TableError
-        It has numbers in several units of one kind, or some with and some without one.
+        Numbers have several units of one kind, or only some have one.
     """
     if not pa.types.is_string(cells.type):
         return None
@@ -475,7 +439,6 @@ def _part(found: Any, key: str) -> NDArray[np.str_]:
 
 
 def _zero(found: Any) -> NDArray[np.bool_]:
-    """Return which numbers are 0, which needs no unit."""
     return np.asarray(
         pc.fill_null(pc.match_substring_regex(found.field("number"), "^[0.,]+$"), False)
     )
@@ -488,7 +451,6 @@ def _one_unit(
     name: str,
     source: str,
 ) -> str | None:
-    """Return the unit of a column, None where it is text; refuse several of one kind."""
     found, places = np.unique(units[known], return_inverse=True)
     if len(found) < 2:
         return str(found[0]) if len(found) else ""
@@ -507,7 +469,6 @@ def _one_unit(
 
 
 def _spelled(unit: str) -> str:
-    """Return a unit in one spelling: in small letters but for the litre, as each part is first."""
     text = unit.replace("μ", "µ").lower().translate(_RAISED)
     text = _POWER.sub(r"10^\1/", text) if _POWER.match(text) else text.replace("^", "")
     parts = re.split("(/| per )", text)
@@ -520,7 +481,6 @@ def _kind(unit: str) -> str:
 
 
 def _as_plain(found: Any, negative: NDArray[np.bool_]) -> Any:
-    """Return numbers as plain text."""
     numbers = pc.utf8_rtrim(found.field("number"), ".,")
     for where, what, new in _GROUPS:
         grouped = pc.match_substring_regex(numbers, where)
@@ -535,14 +495,14 @@ def _as_plain(found: Any, negative: NDArray[np.bool_]) -> Any:
     return pc.if_else(minus, pc.binary_join_element_wise("-", numbers, ""), numbers)
 
 
-# -- columns whose cells are as everywhere
+# -- normalised columns
 
 #: Different labels of text among which there may be numbers.
 MOST_CLASSES = 20
-_MARKS = ("?", "#N/A", "<NA>", "n/a")  # beside those that say nothing but that a cell is missing
+_MARKS = ("?", "#N/A", "<NA>", "n/a")  # further marks of missing cells
 _DECIMAL_COMMA = r"(?i)^[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?$"
 _POINT = r"(?i)^[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?$"
-#: Numbers with a comma or a point, and those whose mark may be one of thousands.
+#: Numbers with a comma or a point, and those that may have a thousands mark.
 _FRACTIONS = (
     (",", _DECIMAL_COMMA, r"^[+-]?[1-9]\d{0,2},\d{3}$"),
     (".", _POINT, r"^[+-]?[1-9]\d{0,2}\.\d{3}$"),
@@ -550,16 +510,16 @@ _FRACTIONS = (
 
 
 class Plain(NamedTuple):
-    """Columns whose cells are as everywhere.
+    """Normalised columns.
 
     Attributes
     ----------
     columns : dict
         Name -> cells.
     notes : tuple of str
-        What was not as everywhere.
+        What was unusual.
     units : dict
-        Name -> the unit of its numbers, of those that have one.
+        Name -> unit of its numbers, if any.
     """
 
     columns: dict[str, Any]
@@ -576,33 +536,18 @@ def read_plainly(
     tsv: bool,
     labels: Collection[str] = (),
 ) -> Plain:
-    """Return columns whose cells are as everywhere, and notes of what was not.
+    """Normalise columns, and note what was unusual.
 
-    Text is trimmed, null where it is missing, and has a point as decimal mark. Numbers have no
-    unit, no mark of thousands and no bracket for a minus; one beyond a limit is missing. A dash is
-    a missing cell where all others are numbers. Files other than CSV have a decimal point unless
-    told. Where commas part the columns too, numbers with a decimal comma stand in quotes, and those
-    that may have marks of thousands tell nothing.
-
-    Parameters
-    ----------
-    columns : dict
-        Name -> cells, as the file has them.
-    names : iterable of str
-        Which of them are read.
-    source : str
-        Name of the file, for errors.
-    dialect : Dialect
-        How it is written.
-    tsv : bool
-        Whether tabs part its columns by its suffix.
-    labels : collection of str
-        Columns of labels. Few different ones are classes, such as 5 mg and 10 mg.
+    Text is trimmed, and null if missing. Numbers get a decimal point and lose units, thousands
+    marks and accounting brackets; a limit such as <0.5 becomes missing. A dash is missing among
+    numbers. Decimal commas are detected in CSV files only. If commas also separate the columns,
+    such numbers must be quoted, and numbers with possible thousands marks are not used for
+    detection. Few distinct values of a label column are classes, such as 5 mg and 10 mg.
 
     Raises
     ------
     TableError
-        There are decimal commas and points, or numbers in several units.
+        There are decimal commas and points, or several units.
     """
     read, units, notes = dict[str, Any](), dict[str, str](), list[str]()
     marks, limits = dict[str, int](), dict[str, int]()
@@ -644,7 +589,6 @@ def read_plainly(
 
 
 def _without_marks(cells: Any, na: tuple[str, ...], marks: dict[str, int]) -> Any:
-    """Return a column without marks of missing cells, which are counted in ``marks``."""
     if pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type):
         read = [parse_numbers(pa.chunked_array([[mark]]))[0] for mark in na]
         numbers = [float(found[0]) for found in read if found is not None]
@@ -679,13 +623,6 @@ def _all_numbers(cells: Any) -> bool:
 
 
 def _named(cells: Any, names: tuple[tuple[str, str], ...], column: str, source: str) -> Any:
-    """Return the classes of labels.
-
-    Raises
-    ------
-    TableError
-        A label has no class.
-    """
     if pa.types.is_floating(cells.type) and pc.all(pc.equal(pc.floor(cells), cells)).as_py():
         cells = cells.cast(pa.int64())
     cells = cells.cast(pa.string())
@@ -702,13 +639,13 @@ def _named(cells: Any, names: tuple[tuple[str, str], ...], column: str, source: 
 def _with_commas(columns: Mapping[str, Any], source: str, sep: str) -> list[str]:
     """Return the columns of numbers with a decimal comma.
 
-    Where all numbers of a column have three digits behind their mark it may be one of thousands:
-    then the other columns of the file tell.
+    If all numbers of a column have three digits after their mark, it may be a thousands mark. Then
+    the other columns decide.
 
     Raises
     ------
     TableError
-        They do not tell.
+        They do not decide.
     """
     if not any(_has_comma(cells) for cells in columns.values()):
         return []
@@ -725,7 +662,7 @@ def _with_commas(columns: Mapping[str, Any], source: str, sep: str) -> list[str]
             numbers, thousands = counts[mark]
             (unclear if numbers == thousands else clear)[mark].append(name)
     if sep == "," and not clear[","]:
-        unclear[","] = []  # numbers in quotes that may have marks of thousands tell nothing
+        unclear[","] = []  # quoted numbers with possible thousands marks decide nothing
     if (unclear[","] and (clear["."] or unclear["."])) or (clear[","] and unclear["."]):
         raise _mixed(source)
     return clear[","] + unclear[","]
@@ -736,7 +673,6 @@ def _has_comma(cells: Any) -> bool:
 
 
 def _without_thousands(cells: Any, decimal: Decimal) -> Any:
-    """Return a column without marks of thousands, if each of its numbers may have one."""
     mark, how, like = _FRACTIONS[decimal == ","]
     if not pa.types.is_string(cells.type) or not (numbers := _count(cells, how)):
         return cells

@@ -1,4 +1,4 @@
-"""How a file of text is written: separators, quotes, encodings, headers."""
+"""Detect the format of a text file: delimiter, quotes, encoding, header."""
 
 from __future__ import annotations
 
@@ -21,29 +21,16 @@ Decimal = Literal[".", ","]
 #: Options that say how a file is written, on the command line, of nodes and of saved models.
 DIALECT = ("sep", "decimal", "na", "dates", "header", "class_of")
 
-_SAMPLE = 1 << 18  # characters of which the separator is told
+_SAMPLE = 1 << 18  # characters from which the delimiter is detected
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how a file in UTF-16 begins
 _LATIN = "cp1252"  # what text files without Unicode are in most often
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a file is written; what is None is found out.
+    """The format of a file; None for detected.
 
-    Attributes
-    ----------
-    sep : str or None
-        What parts the columns.
-    decimal : {".", ","} or None
-        The decimal mark.
-    na : tuple of str
-        Marks of missing cells, beside the usual ones.
-    dates : {"day-first", "month-first", "iso"} or None
-        The order of dates such as 03/04/2024.
-    header : bool or None
-        Whether the first line has the names of the columns.
-    class_of : tuple of (str, str)
-        Labels of the file, and the class that each is.
+    See :func:`fedkern_flwr.tables.load_table` for the attributes.
     """
 
     sep: str | None = None
@@ -75,12 +62,9 @@ class Dialect:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """Read options: a tab may be written as a word, marks as one text with commas.
+        """Read the options :data:`DIALECT`; None, "" and missing ones are detected.
 
-        Parameters
-        ----------
-        options : mapping
-            :data:`DIALECT` -> what was given; None, "" and what is not there are found out.
+        A tab may be written as a word, and marks as one text with commas.
         """
         given = {key: value for key in DIALECT if (value := options.get(key)) not in (None, "", ())}
         if "sep" in given:
@@ -99,14 +83,14 @@ class Dialect:
         return cls(**given)
 
     def of_file(self, path: Path) -> Self:
-        """Return it with the separator of a text file."""
+        """Return it with the delimiter of a text file."""
         if self.sep is not None:
             return self
         return replace(self, sep="\t" if file_kind(path) == ".tsv" else find_separator(path))
 
 
 def read_class_of(text: str | Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Read labels and their classes, such as ``0=no,1=yes``; a label alone is its own class."""
+    """Read labels and their classes, such as ``0=no,1=yes``; a label without a class is its own."""
     parts = text.split(",") if isinstance(text, str) else text
     pairs = [part.partition("=")[::2] for part in parts if part.strip()]
     return tuple((label.strip(), name.strip() or label.strip()) for label, name in pairs)
@@ -116,19 +100,13 @@ _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 
 def file_kind(path: Path) -> str:
-    """Return the suffix of a file in small letters, without that of its compression."""
+    """Return the suffix of a file in lower case, without that of a compression."""
     name = path.name.lower().removesuffix(".gz")
     return Path(name).suffix if path.suffix else ""
 
 
 def encoding_of(path: Path) -> str:
-    """Return how a text file is encoded: UTF-16 if it says so, UTF-8 if it is that, else Latin-1.
-
-    Returns
-    -------
-    str
-        The name of a codec: ``utf-16``, ``utf-8-sig`` or ``cp1252``.
-    """
+    """Return the codec of a text file: ``utf-16``, ``utf-8-sig`` or ``cp1252``."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     with _binary(path) as file:
         block = file.read(_SAMPLE)
@@ -149,14 +127,13 @@ def _binary(path: Path) -> Any:
 
 
 def _open(path: Path) -> io.TextIOWrapper:
-    """Open a text file to look at its lines."""
     with _binary(path) as file:
         encoding = "utf-16" if file.read(2) in _UTF16 else "utf-8-sig"
     return io.TextIOWrapper(_binary(path), encoding=encoding, errors="replace", newline="")
 
 
 def find_separator(path: Path) -> str:
-    """Tell what parts the columns of a text file: what gives most of them, equally in all lines."""
+    """Return the delimiter that gives the most columns, equally in all lines."""
     with _open(path) as file:
         text = file.read(_SAMPLE)
         whole = not file.read(1)
@@ -173,7 +150,7 @@ def find_separator(path: Path) -> str:
 
 
 def ragged_line(path: Path, sep: str) -> str:
-    """Say which line of a text file has more or fewer cells than the first; nothing if none."""
+    """Return which line of a text file has more or fewer cells than the first; "" if none."""
     with _open(path) as file:
         reader = csv.reader(file, delimiter=sep)
         try:

@@ -1,4 +1,4 @@
-"""Tables of parties, one each: rows of the same columns, and further columns of these rows."""
+"""Combine tables of parties: rows of the same columns, and further columns of these rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .table import Dates, copies_note, listing, no_such
 
 @dataclass(frozen=True, eq=False)
 class PartyTable:
-    """A party's name, columns without label and id, labels, ids, units, and how many ids repeat."""
+    """A party's name, features, labels, ids, notes, units, and number of repeated ids."""
 
     name: str
     features: dict[str, Any]
@@ -31,28 +31,27 @@ class PartyTable:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
         columns = [*self.features.values(), *[self.label] * (self.label is not None)]
         return len(columns[0]) if columns else len(self.ids) if self.ids is not None else 0
 
 
 @dataclass(frozen=True, eq=False)
 class PartyTables:
-    """What parties have, each in a table of its own.
+    """The tables of several parties.
 
     Attributes
     ----------
     label, id_column : str or None
         Names of the columns.
     owners : tuple
-        Tables with the labels, or of all parties if there is no label.
+        Tables with labels; all tables if there is no label.
     others : tuple
-        Tables without them, whose rows are found by their ids.
+        Tables without labels; their rows are matched by id.
     blocks : tuple of tuple of str
         Columns of the owners, which are the same, and of each of the others, by their names in the
-        table of all.
+        combined table.
     dates : {"day-first", "month-first", "iso"} or None
-        The order of dates.
+        Order of dates.
     """
 
     label: str | None
@@ -71,25 +70,16 @@ class PartyTables:
         dialect: Mapping[str, Any],
         known: Sequence[str],
     ) -> Self:
-        """Read tables with new rows, whose labels are not used.
+        """Read tables with new rows; labels are not used.
 
-        Tables with the columns of the first have rows of their own, the others further columns.
-
-        Parameters
-        ----------
-        party : sequence or mapping
-            Files or data frames of pandas, polars or pyarrow, of which a mapping says the names.
-        label, id_column : str or None
-            Names of columns.
-        dialect : mapping
-            How files are written, see :class:`~fedkern_flwr.tables.dialect.Dialect`.
-        known : sequence of str
-            Columns of the model, by their names in the table of all; others are ignored.
+        Tables with the columns of the first have further rows, others further columns. ``party``
+        has files or data frames; a mapping gives their names. ``known`` are the columns of the
+        model; others are ignored.
 
         Raises
         ------
         TableError, OptionError
-            One cannot be read, there is one only, or nothing tells which rows belong together.
+            A table cannot be read, there is only one, or rows cannot be matched.
         """
         numbered = {f"table {k + 1}": one for k, one in enumerate(party)}
         named = party if isinstance(party, Mapping) else numbered
@@ -114,13 +104,12 @@ class PartyTables:
 
     @property
     def text(self) -> str:
-        """Names of the files."""
         return " + ".join(file.name for file in (*self.owners, *self.others))
 
     def frame(self, *, whole: bool) -> tuple[Any, str, list[str]]:
-        """Return a data frame of all, the column with the number of a row's file, and notes.
+        """Return a data frame of all, the name of the column with a row's file number, and notes.
 
-        Rows that are not in all files are left out if the others are to be ``whole``.
+        With ``whole``, rows that are not in all files are dropped.
         """
         import pyarrow as pa
 
@@ -158,7 +147,7 @@ class PartyTables:
 
     @property
     def units(self) -> dict[str, str]:
-        """The unit of each column that has one, by its name in the table of all.
+        """The unit of each column that has one, by its name in the combined table.
 
         Raises
         ------
@@ -190,12 +179,6 @@ class PartyTables:
 
 
 def check_files(paths: Sequence[Path]) -> None:
-    """Refuse a file that is named twice.
-
-    Raises
-    ------
-    OptionError
-    """
     for k, path in enumerate(paths):
         if path.resolve() in [other.resolve() for other in paths[:k]]:
             raise OptionError(f"{path.name} is named twice", code="FK-FILE-TWICE")
@@ -208,13 +191,7 @@ def read_party(
     dialect: Mapping[str, Any],
     name: str = "",
 ) -> PartyTable:
-    """Read the columns of a file, or of a data frame that has this name.
-
-    Raises
-    ------
-    TableError
-        It cannot be read, or has no such ids.
-    """
+    """Read the columns of a file, or of a data frame called ``name``."""
     import pyarrow as pa
 
     from . import arrow, cells
@@ -252,12 +229,6 @@ def read_party(
 
 
 def check_repeated(files: Sequence[PartyTable]) -> None:
-    """Refuse ids that come more than once in a file.
-
-    Raises
-    ------
-    TableError
-    """
     told = [f"{one.repeated} in {one.name}" for one in files if one.repeated]
     if told:
         raise TableError(f"duplicate ids: {listing(told)}", code="FK-IDS-DUPLICATE")
@@ -266,9 +237,9 @@ def check_repeated(files: Sequence[PartyTable]) -> None:
 def blocks_of(
     first: PartyTable, others: Sequence[PartyTable], known: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the columns of each party; names that two of them have say whose they are.
+    """Return the columns of each party; a name that two parties have gets the party's name.
 
-    That is a name of the known ones where only one is left: a file may be called otherwise now.
+    If the model knows one such name that is free, that is used: the file may have been renamed.
     """
     taken = list(first.features)
     blocks = [tuple(taken)]
@@ -290,12 +261,10 @@ def _stem(file: PartyTable) -> str:
 
 
 def _is_of(one: str, name: str) -> bool:
-    """Tell whether a name in the table of all is that of a column which several parties have."""
     return one.startswith(f"{name} of ")
 
 
 def _needed(features: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of a party that may be known ones."""
     return {
         name: column
         for name, column in features.items()
@@ -310,7 +279,6 @@ def _free(name: str, taken: Sequence[str]) -> str:
 
 
 def _stack(parts: Sequence[Any]) -> Any:
-    """Return columns of several files as one; as text if their types differ."""
     import pyarrow as pa
 
     if len({part.type for part in parts}) > 1:
@@ -322,7 +290,6 @@ def _stack(parts: Sequence[Any]) -> Any:
 def _places(
     ids: NDArray[np.str_], file: PartyTable, row: str
 ) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return where the rows stand in a file, and which of them are there."""
     assert file.ids is not None
     order = np.argsort(file.ids)
     places = order[np.searchsorted(file.ids, ids, sorter=order).clip(max=len(order) - 1)]

@@ -1,6 +1,6 @@
-"""A file's cells as they are: read without meaning, told apart row by row, written again.
+"""Read, compare and write a file's cells unchanged, for a node's freeze.
 
-A node's freeze knows rows by these cells. So nothing here scales, encodes or fills a gap.
+Nothing here scales, encodes or imputes.
 """
 
 from __future__ import annotations
@@ -35,18 +35,10 @@ _OF_X = "X/"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RawTable:
-    """The rows of a file.
+    """The rows of a file, as a pyarrow table ``cells``.
 
-    Attributes
-    ----------
-    cells : pyarrow.Table
-        The columns; those of a CSV file are text. Of an NPZ file all arrays with a value per row.
-    suffix : str
-        Of the file: ``.csv``, ``.tsv``, ``.parquet`` or ``.npz``.
-    sep : str
-        What parts the columns of a CSV file.
-    more : mapping
-        Arrays of an NPZ file that are about other rows, such as ``X_test``.
+    Columns of a CSV file are text; an NPZ file has a column per array with a value per row.
+    ``more`` are arrays of an NPZ file about other rows, such as ``X_test``.
     """
 
     cells: pa.Table
@@ -56,13 +48,7 @@ class RawTable:
 
     @classmethod
     def read(cls, path: Path, dialect: Dialect) -> Self:
-        """Read a file, see :func:`fedkern_flwr.tables.load_table`.
-
-        Raises
-        ------
-        TableError
-            It cannot be read.
-        """
+        """Read a file, see :func:`fedkern_flwr.tables.load_table`."""
         import pyarrow as pa
 
         from .arrow import file_columns
@@ -77,49 +63,39 @@ class RawTable:
         return cls(pa.table(columns), suffix, dialect.sep or ",")
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return int(self.cells.num_rows)
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns, in the order of the file."""
         return list(self.cells.column_names)
 
     def column(self, name: str, source: str, kind: str = "column") -> Any:
-        """Return a column; of an NPZ file an array, or a feature.
-
-        Raises
-        ------
-        TableError
-            There is none of this name.
-        """
+        """Return a column; for an NPZ file an array, or a feature."""
         if not self.has(name):
             raise no_such(kind, name, source, self.columns)
         return self.cells.column(name if name in self.columns else f"{_OF_X}{name}")
 
     def has(self, name: str) -> bool:
-        """Return whether there is a column of this name."""
         return name in self.columns or f"{_OF_X}{name}" in self.columns
 
     def texts(self, name: str, source: str, kind: str = "column") -> NDArray[np.str_]:
-        """Return a column as trimmed text; a missing cell is empty."""
+        """Return a column as trimmed text; a missing cell is ""."""
         from .arrow import text_cells
 
         return text_cells(self.column(name, source, kind), name, source)
 
     def words(self, names: Sequence[str]) -> list[Words]:
-        """Return a digest of each cell, 0 where one is empty; other columns have the empty cell."""
+        """Return a digest of each cell, 0 for an empty one or a missing column."""
         nothing = np.zeros(len(self), np.uint64)
         return [_words(self.cells.column(n)) if n in self.columns else nothing for n in names]
 
     def take(self, rows: NDArray[Any]) -> Self:
-        """Return some rows, in this order."""
         return replace(self, cells=self.cells.take(rows))
 
     def joined(self, parts: Sequence[RawTable]) -> Self:
-        """Return the rows of some tables, one below the other, in the columns of this one.
+        """Return the rows of some tables, with the columns of this one, matched by name.
 
-        Columns are brought together by name. Where a table has no such column, there is a gap.
+        A missing column becomes null.
         """
         import pyarrow as pa
 
@@ -129,7 +105,7 @@ class RawTable:
         return replace(self, cells=cells)
 
     def lacks(self, name: str, source: str, dialect: Dialect) -> NDArray[np.bool_]:
-        """Return whether the cell of a column is missing in each row."""
+        """Return in which rows the cell of a column is missing."""
         from .cells import read_plainly
 
         column = self.column(name, source)
@@ -139,7 +115,7 @@ class RawTable:
         return found
 
     def write(self, path: Path) -> None:
-        """Write a file of the same kind, for this user's eyes only, and force it to disk."""
+        """Write a file of the same kind, readable by this user only, and force it to disk."""
         make_private_folder(path.parent)
         with create_file(path) as file:
             self._write(file)
@@ -168,7 +144,6 @@ class RawTable:
 
 
 def _read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """Return columns by name, and the arrays that are about other rows."""
     from .arrow import NpzArrays
 
     arrays = NpzArrays(path)
@@ -199,14 +174,12 @@ def _read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray
 
 
 def _stacked(cells: pa.Table) -> NDArray[Any]:
-    """Return columns as an array of shape (rows, columns)."""
     columns = [column.to_numpy() for column in cells.columns]
     texts = [c.astype(np.str_) if c.dtype.kind == "O" else c for c in columns]
     return np.column_stack(texts) if texts else np.zeros((cells.num_rows, 0))
 
 
 def _as_typed(cells: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table whose columns can be put below those of a schema."""
     import pyarrow as pa
 
     for j, name in enumerate(cells.column_names):
@@ -229,7 +202,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _words(column: Any) -> Words:
-    """Return a digest of each cell; equal ones have the same, whatever the type of the column."""
+    """Return a digest of each cell; equal cells have equal digests, whatever the column's type."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -258,7 +231,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _text_words(chunk: Any) -> Words:
-    """Return a digest of each text, eight bytes of all of them at a time."""
+    """Return a digest of each text, computed for all texts at once, eight bytes at a time."""
     import pyarrow.compute as pc
 
     chunk = pc.fill_null(chunk, b"") if chunk.null_count else chunk

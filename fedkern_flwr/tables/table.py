@@ -1,4 +1,4 @@
-"""A table as methods take it: columns with kinds, rows with ids, labels."""
+"""Define the table that methods use: columns with kinds, rows with ids, labels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN = 5  # hints about columns
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Table:
-    """The rows that one party holds.
+    """The rows of one party.
 
     Parameters
     ----------
@@ -44,24 +44,24 @@ class Table:
     ids : NDArray[np.str_], shape (n,), or None (default: None)
         The record ids.
     site : NDArray, shape (n,), or None (default: None)
-        Where each row was measured (integers or text).
+        Site of each row (integers or text).
     x_test, y_test : NDArray[np.float64], shapes (t, d) and (t,), or None (default: None)
-        Test rows that came with the data.
+        Test rows of the file.
     notes : tuple[str, ...] (default: ())
-        What was done to the data, for the user to read.
+        What was done to the data, for the user.
     kinds : mapping (default: {})
-        What the columns hold that are not numbers: "boolean" (0 and 1), "date" (seconds since 1970)
-        or "category". An :class:`~fedkern_flwr.encoding.Encoder` makes features of them.
+        Kinds of columns other than numbers: "boolean" (0 and 1), "date" (seconds since 1970) or
+        "category". An :class:`~fedkern_flwr.encoding.Encoder` turns them into features.
     categories : mapping (default: {})
-        For each column of categories, their names; a cell is a position among them.
+        Column -> names of its categories; a cell is a position in them.
     classes : tuple[str, ...] (default: ())
-        Names of the classes of a text label, which is a position among them.
+        Names of the classes of a text label; a label is a position in them.
     units : mapping (default: {})
-        For columns of numbers that the file has with a unit: the unit, such as kg.
+        Column of numbers -> unit in the file, such as kg.
     places : NDArray[np.int64], shape (n,), or None (default: None)
-        Number of each row in the file, from 0; None where it was not read from one.
+        Number of each row in the file, from 0; None without a file.
     weights : NDArray[np.float64], shape (n,), or None (default: None)
-        What each row counts where one party alone learns from the labels; by default all alike.
+        Weight of each row, if a single party learns from the labels. Default: equal weights.
     """
 
     x: NDArray[np.float64]
@@ -91,7 +91,6 @@ class Table:
 
     @property
     def _placed(self) -> bool:
-        """Whether the places are of these rows, and not of those before others were added."""
         return self.places is not None and len(self.places) == self.rows
 
     def take(self, indices: ArrayLike) -> Table:
@@ -114,7 +113,7 @@ _CLASSES = 20  # whole labels of more values are numbers
 
 
 def with_label(table: Table) -> Table:
-    """Return a table whose labels are its last column: categories where they are classes.
+    """Return a table with the label as last column: a category if it is a class.
 
     Raises
     ------
@@ -142,13 +141,12 @@ def with_label(table: Table) -> Table:
 
 
 def _positions(values: NDArray[np.float64], found: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the places of values among those that there are, NaN for a gap."""
     places = np.searchsorted(found, values).astype(np.float64)
     return np.asarray(np.where(np.isfinite(values), places, np.nan))
 
 
 def copies(ids: NDArray[Any], columns: Sequence[Any]) -> NDArray[np.bool_]:
-    """Tell which rows stand above already: with the same id, and the same in each column."""
+    """Return which rows repeat an earlier one: same id, and same value in each column."""
     _, of, times = np.unique(ids, return_inverse=True, return_counts=True)
     again, seen = np.zeros(len(ids), bool), set[Any]()
     for row in np.flatnonzero((times[of] > 1) & (ids != "")).tolist():
@@ -159,12 +157,11 @@ def copies(ids: NDArray[Any], columns: Sequence[Any]) -> NDArray[np.bool_]:
 
 
 def _plain(cell: Any) -> Any:
-    """Return what is equal for equal cells of arrays and of PyArrow, gaps among them."""
+    """Make equal cells of arrays and of PyArrow comparable, including missing ones."""
     return cell.tobytes() if isinstance(cell, (np.ndarray, np.generic)) else str(cell)
 
 
 def copies_note(count: int, source: str) -> tuple[str, ...]:
-    """Return the note of rows that were left out as copies."""
     return (f"{count} rows of {source} stand twice, cell by cell: used once",) * bool(count)
 
 
@@ -174,7 +171,7 @@ def select_target(table: Table, target: str) -> Table:
     Raises
     ------
     TableError
-        If there is no such column, or no feature would be left.
+        There is no such column, or no feature would remain.
     """
     d = len(table.columns)
     if target in table.columns:
@@ -201,36 +198,28 @@ def select_target(table: Table, target: str) -> Table:
 
 
 def shortened(hints: Sequence[str]) -> tuple[str, ...]:
-    """Return the first hints, and how many columns are like these."""
     more = len(hints) - _SHOWN
     return (*hints[:_SHOWN], *([f"{more} more columns of text are so"] if more > 0 else []))
 
 
 class Note(str):
-    """A note that shows cells to who holds the table; ``plain`` says the same without them."""
+    """A note that shows cells to the table's owner; ``plain`` is the text without them."""
 
     plain: str
 
     def __new__(cls, text: str, plain: str = "") -> Self:
-        """Make a note of both texts."""
         found = super().__new__(cls, text)
         found.plain = plain
         return found
 
 
 def plain_notes(notes: Iterable[str]) -> list[str]:
-    """Return notes for files that others may read: without cells."""
+    """Return notes without cells, for files that others may read."""
     return [note.plain if isinstance(note, Note) else note for note in notes]
 
 
 def choose_columns(table: Table, use: Sequence[str], ignore: Sequence[str]) -> Table:
-    """Return a table with the feature columns ``use`` (by default all) without ``ignore``.
-
-    Raises
-    ------
-    ColumnError, TableError
-        There is no such column, or none is left.
-    """
+    """Return a table with the feature columns ``use`` (default: all) except ``ignore``."""
     for name in (*use, *ignore):
         if name not in table.columns:
             raise no_such("feature column", name, "the data", table.columns)
@@ -241,17 +230,17 @@ def choose_columns(table: Table, use: Sequence[str], ignore: Sequence[str]) -> T
 
 
 def chosen(names: Iterable[str], use: Sequence[str], ignore: Sequence[str]) -> list[str]:
-    """Return the names that are used and not ignored; all are used where none are named."""
+    """Return the names that are used (default: all) and not ignored."""
     return [name for name in names if name not in ignore and (name in use or not use)]
 
 
 def drop_constant_columns(table: Table) -> Table:
-    """Drop the feature columns that have one value in all rows, with a note of their names.
+    """Drop feature columns with a single value, and note their names.
 
     Raises
     ------
     TableError
-        If every column is constant.
+        Every column is constant.
     """
     constant = table.x.min(axis=0) == table.x.max(axis=0)
     if not constant.any():
@@ -265,14 +254,13 @@ def drop_constant_columns(table: Table) -> Table:
 
 
 def listing(names: Any) -> str:
-    """List at most ten names."""
     names = [" ".join(str(name).split()) for name in names]
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(names[:10]) + more
 
 
 def no_such(kind: str, name: str, source: str, names: Any) -> ColumnError:
-    """Return the error for a name that is not there; one that is like it is named first."""
+    """Return the error for a missing name; the most similar name comes first in its remedy."""
     names = [str(one) for one in names]
     remedy = choices(name, names)
     for mark, word in SEPARATORS.items() if len(names) == 1 else ():
@@ -283,19 +271,18 @@ def no_such(kind: str, name: str, source: str, names: Any) -> ColumnError:
 
 
 def choices(name: str, names: Sequence[str]) -> str:
-    """Return what to do about a name that is none of some; one that is like it is named first."""
+    """Return the remedy for an unknown name; the most similar name comes first."""
     meant = near(name, names)
     listed = listing([*meant, *(one for one in names if one not in meant)])
     return "".join(f"did you mean {one!r}? " for one in meant) + f"choose from: {listed}"
 
 
 def how_many(number: int, what: str) -> str:
-    """Return a number of things, of which ``what`` is the singular."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
 def near(name: str, names: Iterable[str]) -> list[str]:
-    """Return the name that is most like another, but for capital letters and spaces, if any."""
+    """Return the most similar name, ignoring case and spaces, if any."""
     spelled = {one.strip().lower(): one for one in names}
     return [spelled[one] for one in get_close_matches(name.strip().lower(), spelled, n=1)]
 
@@ -358,7 +345,7 @@ def without_missing(table: Table, missing: Missing, source: str) -> Table:
 
 
 def is_number(text: str) -> bool:
-    """Tell whether a text is a number as Python writes it."""
+    """Return whether a text is a number for Python."""
     try:
         float(text)
     except ValueError:

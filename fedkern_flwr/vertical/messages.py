@@ -1,9 +1,9 @@
 """Messages of FDSKL: parties that hold columns of the same rows, some of them with labels.
 
-Rows are named by their positions among those that the receiver has announced. *Owners* are the
-active parties: each has random directions of its own, numbered from 0, and gets the phases of these
-directions; ``known`` says how many of them the owner has of a row already, ``upto`` how many it
-shall have. A sum per owner and chunk of rows holds what is missing, row by row.
+Rows are named by their positions among those that the receiver announced. *Owners* are the active
+parties. Each has random directions, numbered from 0, and receives their phases: it has the first
+``known`` of a row and will have ``upto``. A sum per owner and chunk of rows holds the missing ones,
+row by row.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ..wire.message import Message, array
 Floats = NDArray[Any]
 Index = NDArray[Any]
 
-LARGEST_OUTPUT = 1e6  # beyond it an iteration has diverged; the bound of sums of outputs
+LARGEST_OUTPUT = 1e6  # bound of sums of outputs; beyond it an iteration has diverged
 
 
 @dataclass(frozen=True)
 class VerticalFacts:
-    """What is public of a run and decides its sums.
+    """Public facts of a run that decide its sums.
 
     Attributes
     ----------
     phase_bits : int
         16 or 32.
     outputs : int or None
-        Columns of the targets; a party without labels does not know it.
+        Columns of the targets; unknown to a party without labels.
     names : ndarray of uint64, shape (n,)
-        The first half of the pseudonym of each row that phases are asked of.
+        First half of the pseudonym of each requested row.
     """
 
     phase_bits: int
@@ -46,7 +46,7 @@ class VerticalFacts:
     names: NDArray[np.uint64]
 
     def scores(self, name: str, rows: int, receiver: int) -> SumSpec:
-        """Return the sum of all parties' outputs at rows of one of them."""
+        """Return the sum of all parties' outputs at rows of one party."""
         return SumSpec(
             name=name,
             encoding=Encoding.fixed_point(LARGEST_OUTPUT),
@@ -61,21 +61,9 @@ def phase_parts(
 ) -> Iterator[tuple[slice, str]]:
     """Yield the chunks of rows of an owner's phases and the names of their sums.
 
-    A name binds a sum to its rows and directions. All parties make it from what they were asked
-    for: masks of parties that were asked for different rows do not cancel.
-
-    Parameters
-    ----------
-    owner : int
-        Partition that receives the sums.
-    names : ndarray of uint64, shape (n,)
-        Pseudonyms of the rows.
-    cuts : ndarray of int32
-        Ends of the chunks.
-    known : ndarray of int32, shape (n,)
-        Phases that the owner has of each row.
-    upto : int
-        Phases that it shall have.
+    A name binds a sum to its rows and directions. Each party derives it from its own request: masks
+    of parties with different requests do not cancel. ``owner`` receives the sums, ``names`` are the
+    rows' pseudonyms, ``cuts`` the ends of the chunks.
     """
     ends = cuts.tolist()
     for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
@@ -86,59 +74,56 @@ def phase_parts(
 
 
 class VerticalDescribeReply(TableReply):
-    """What a party tells about itself; ``rows`` are those with labels to learn from."""
-
-    others: int  # rows of which it has features only
-    named: bool  # whether its rows have ids; else they are numbered
+    others: int  # rows with features only
+    named: bool  # whether its rows have ids; otherwise they are numbered
 
     @property
     def announced(self) -> int:
-        """Number of rows that it announces."""
         return self.rows + self.test_rows + self.others
 
 
 class VerticalRequest(Message):
-    """What every request of the method carries."""
+    """Fields of every request of the method."""
 
     session: str = ""
-    round: int = 0  # grows with every exchange, so that duplicates are noticed
-    # Number under which the party keeps its state on disk, to resume or to predict; 0 for not.
+    round: int = 0  # grows with each exchange, so that duplicates are recognised
+    # Number under which the party saves its state, to resume or to predict; 0 for none.
     save_as: int = 0
-    # Number of the last set of phases whose sums came with this request or before; 0 for none.
+    # Number of the last set of phases that was delivered, with this request or before; 0 for none.
     delivered: int = 0
 
     def sum_specs(self, facts: VerticalFacts) -> list[SumSpec]:
-        """Declare the sums that the request asks for, each of which is one party's; here none."""
+        """Declare the sums of the request; here none."""
         return []
 
 
 class VerticalReply(Message):
-    """What every reply of the method carries."""
+    """Fields of every reply of the method."""
 
     round: int = 0
 
 
 class StepRequest(VerticalRequest, phase="vertical-step"):
-    """Go on by a step: finish an iteration, score the next batch, collect phases for a third."""
+    """Take a step: finish an iteration, score the next batch, collect phases for a third."""
 
     kernel: str
-    gamma: float  # width that the directions are drawn for
+    gamma: float  # width of the directions
     phase_bits: int  # 16 or 32
-    model: str  # for predictions: session and number of the state of the run that made the model
-    model_round: int  # else empty and 0
-    capacity: int  # directions that an owner may get at most
-    collection: int  # number of the set of phases asked for; the same when the step is repeated
+    model: str  # for predictions: session and state number of the model's run
+    model_round: int  # otherwise empty and 0
+    capacity: int  # most directions of an owner
+    collection: int  # number of the requested set of phases; the same if the step is repeated
     owners: Index = array("owners", dtype="index")
     upto: Index = array("owners", dtype="index")
     known: Index = array("owners", "rows", dtype="index")
     rows: Index = array("rows", dtype="index")
-    cuts: Index = array("cuts", dtype="index")  # where chunks of rows end: a sum per owner each
+    cuts: Index = array("cuts", dtype="index")  # ends of row chunks; one sum per owner and chunk
     loss: str
-    finish: int  # iteration to finish with what came with this request; 0 for none
-    leader: int  # partition whose batch it takes; -1 for none
-    score: int  # iteration whose batch all owners score for its leader; 0 for none
+    finish: int  # iteration to finish with this delivery; 0 for none
+    leader: int  # partition with the batch; -1 for none
+    score: int  # iteration with a batch that all owners score for its leader; 0 for none
     scorer: int  # that leader; -1 for none
-    directions: int  # r, of which the leader gets a coefficient each
+    directions: int  # r, the leader's new coefficients
     rate: float  # gamma_t
     decay: float  # 1 - gamma_t lambda
     finish_rows: Index = array("finished", dtype="index")  # the batches
@@ -157,26 +142,26 @@ class StepRequest(VerticalRequest, phase="vertical-step"):
         return found
 
     def wanted(self) -> Iterator[tuple[int, Index, int]]:
-        """Yield each owner, how many phases it has of each row, and how many it shall have."""
+        """Yield (owner, known phases of each row, phases it will have)."""
         return zip(self.owners.tolist(), self.known, self.upto.tolist(), strict=True)
 
 
 class StepReply(VerticalReply, phase="vertical-step"):
-    """The step is done; what it contributes is in the sums."""
+    pass
 
 
 class TrainRequest(VerticalRequest, phase="vertical-train"):
-    """Fit a model to phases at once; the last of them come with this request."""
+    """Fit a model to phases; the last of them come with this request."""
 
     pinned = ("loss", "directions", "seed", "intercept", "balanced", "multiples", "regularizations")
 
     loss: str
-    directions: int  # how many of the first of a row's phases
+    directions: int  # number of phases per row, the first ones
     seed: int  # of the folds of the cross-validation
-    count: bool  # whether to tell how good predictions of the held-out rows are
-    bins: int = 0  # of the histograms that tell it, 0 for none
-    intercept: bool = False  # whether there is a constant feature as well
-    balanced: bool = False  # whether its rows weigh so much that all classes count alike
+    count: bool  # whether to evaluate held-out rows
+    bins: int = 0  # of the histograms, 0 for none
+    intercept: bool = False  # whether to add a constant feature
+    balanced: bool = False  # whether rows are weighted so that all classes count alike
     multiples: Index = array("multiples", dtype="index")  # of the phases, to choose from
     regularizations: Floats = array("regularizations", dtype="float64")  # lambda to choose from
     rows: Index = array("rows", dtype="index")  # to learn from
@@ -184,7 +169,7 @@ class TrainRequest(VerticalRequest, phase="vertical-train"):
 
 
 class TrainReply(VerticalReply, phase="vertical-train"):
-    """What was chosen, not the model."""
+    """What was chosen, without the model."""
 
     multiple: int
     regularization: float
@@ -193,15 +178,15 @@ class TrainReply(VerticalReply, phase="vertical-train"):
 
 
 class OutcomeRequest(VerticalRequest, phase="vertical-outcome"):
-    """Predict held-out rows with what came with this request."""
+    """Predict held-out rows; the last outputs come with this request."""
 
-    # Whether to add scores of the rows to sums for their owners now, and predict later; where there
-    # is one owner it predicts at once.
+    # Whether to add scores of the rows to their owners' sums now, and predict later. A single owner
+    # predicts at once.
     scoring: bool
-    count: bool  # whether to tell how good the predictions are
-    bins: int = 0  # of the histograms that tell it, 0 for none
-    owners: Index = array("owners", dtype="index")  # whose held-out rows
-    sizes: Index = array("owners", dtype="index")  # how many
+    count: bool  # whether to evaluate the predictions
+    bins: int = 0  # of the histograms, 0 for none
+    owners: Index = array("owners", dtype="index")  # of held-out rows
+    sizes: Index = array("owners", dtype="index")  # numbers of rows
     rows: Index = array("rows", dtype="index")  # these rows, one owner after the other
     calibration: Floats = array("calibration", dtype="float64")  # of a saved model, see Calibration
 
@@ -212,7 +197,5 @@ class OutcomeRequest(VerticalRequest, phase="vertical-outcome"):
 
 
 class OutcomeReply(VerticalReply, phase="vertical-outcome"):
-    """How good the predictions are."""
-
-    # Of this party's held-out rows (see ``Yardstick.count``), empty if not asked.
+    # Of this party's held-out rows (see ``Yardstick.count``); empty if not requested.
     counts: Floats = array("counts", dtype="float64")

@@ -1,7 +1,7 @@
-"""Who holds what in a vertical split: all parties hold columns of the same rows.
+"""Match the rows of a vertical split: all parties hold columns of the same rows.
 
-*Active* parties also hold labels, of all rows or each of some; *passive* ones have none. The server
-matches keyed hashes of ids; it sees which rows a party has, and no id.
+*Active* parties also hold labels, of all or some rows; *passive* ones have none. The server matches
+keyed hashes of ids; it sees which rows a party has, and no id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 ACTIVE, PASSIVE = "active", "passive"
 MissingRows = Literal["error", "drop-row"]
-#: Refuses partitions that clash and pseudonyms that come twice.
+#: Refuses clashing partitions and duplicate pseudonyms.
 check_parties = partial(
     check_tables,
     roles=(ACTIVE, PASSIVE),
@@ -35,20 +35,20 @@ check_parties = partial(
 
 @dataclass(frozen=True)
 class VerticalPlan:
-    """All that follows from the descriptions of the parties.
+    """Rows and parties of a run.
 
     Attributes
     ----------
     parties, actives : tuple of int
         Partitions, ascending.
     train, test : dict
-        Active party -> which rows of the plan it has labels of, and which are its held-out ones.
+        Active party -> its labelled and its held-out rows of the plan.
     rows : dict
-        Partition -> position of each row of the plan among those that the party announced.
+        Partition -> announced position of each row of the plan.
     dropped : int
-        Rows left out because some party does not hold them.
+        Rows left out because some party lacks them.
     names : ndarray of uint64, shape (rows,)
-        The first half of each row's pseudonym.
+        First half of each row's pseudonym.
     """
 
     parties: tuple[int, ...]
@@ -61,21 +61,17 @@ class VerticalPlan:
 
     @property
     def total(self) -> int:
-        """Number of rows of the plan."""
         return len(next(iter(self.rows.values()))) if self.rows else 0
 
     @property
     def training_rows(self) -> int:
-        """Number of rows to learn from."""
         return sum(map(len, self.train.values()))
 
     @property
     def test_rows(self) -> int:
-        """Number of held-out rows."""
         return sum(map(len, self.test.values()))
 
     def report(self) -> dict[str, Any]:
-        """Return what was matched, as plain values for a result file."""
         return {
             "active_parties": {
                 str(a): {"training_rows": len(self.train[a]), "held_out_rows": len(self.test[a])}
@@ -89,21 +85,12 @@ class VerticalPlan:
 def make_plan(
     parties: Sequence[VerticalDescribeReply], missing: MissingRows, *, predict: bool = False
 ) -> VerticalPlan:
-    """Match the rows of all parties.
-
-    Parameters
-    ----------
-    parties : sequence of VerticalDescribeReply
-        What all parties said about themselves.
-    missing : {"error", "drop-row"}
-        What to do with a row that some party does not hold: refuse the run, or leave the row out.
-    predict : bool (default: False)
-        Whether only held-out rows count.
+    """Match the rows of all parties; ``missing`` says what to do with a row that one lacks.
 
     Raises
     ------
     ProtocolError, CohortError, TableError
-        The parties do not fit together; the text names the party and the remedy.
+        The parties do not fit together; the text names party and remedy.
     """
     actives = [p for p in parties if p.role == ACTIVE]
     if not actives:
@@ -155,14 +142,14 @@ def make_plan(
 def check_alone(
     plan: VerticalPlan, parties: Sequence[VerticalDescribeReply], *, allow_single: bool
 ) -> None:
-    """Refuse what would show an active party the phases of a single other one.
+    """Refuse a run in which an active party would see the phases of a single other one.
 
     Raises
     ------
     OptionError
         The run does not allow it.
     ProtocolError
-        The run does, that party does not.
+        The run allows it, that party does not.
     """
     holders = {p.partition: p for p in parties if p.features}
     for active in plan.actives:
@@ -230,7 +217,7 @@ def _held_by_all(
 
 
 def _check_numbered(parties: Sequence[VerticalDescribeReply]) -> None:
-    """Refuse rows without ids unless all parties have as many: they are joined by their order."""
+    """Refuse rows without ids (joined by their order) unless all parties have as many."""
     first = parties[0]
     for party in parties[1:]:
         if party.named != first.named:
@@ -250,10 +237,8 @@ def _check_numbered(parties: Sequence[VerticalDescribeReply]) -> None:
 
 
 def held_out_rows(plan: VerticalPlan) -> NDArray[np.int64]:
-    """Return all held-out rows of a plan."""
     return np.concatenate([rows_of(part) for part in plan.test.values()])
 
 
 def rows_of(part: range) -> NDArray[np.int64]:
-    """Return the rows of a part of a plan."""
     return np.arange(part.start, part.stop)

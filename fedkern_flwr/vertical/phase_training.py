@@ -1,18 +1,15 @@
-"""Training on random Fourier features that are held as phases: one exchange, then only local work.
+"""Training on random Fourier features held as phases: after one exchange all work is local.
 
-The model is f(x) = phi(x) w with phi_j = sqrt(2 / R) cos(m angle_j), trained by minimising, for
-each output, mean_i L(f(x_i), y_i) + lambda / 2 |w|^2. Features of a width are made once from their
-phases and kept, in memory or in a file (see :func:`~fedkern_flwr.vertical.phases.keep_features`).
-
-Width and regularization are chosen by cross-validation, the width with the square loss in closed
-form. Every candidate is local work of who holds the labels: no exchange is needed for it.
+The model f(x) = phi(x) w, phi_j = sqrt(2 / R) cos(m angle_j), minimises mean_i L(f(x_i), y_i) +
+lambda / 2 |w|^2 for each output. Features of a width are computed once
+(:func:`~fedkern_flwr.vertical.phases.keep_features`). Width and regularization are chosen by
+cross-validation at the label holder, the width with the square loss in closed form.
 
 References
 ----------
-Gu, Dang, Li and Huang, "Federated Doubly Stochastic Kernel Learning for Vertically Partitioned
-Data", 2020: the model and the objective. Keerthi and DeCoste, "A Modified Finite Newton Method for
-Fast Solution of Large Scale Linear SVMs", JMLR 6, 2005: Newton steps on the rows in the bend, with
-a line search.
+Gu, Dang, Li and Huang 2020 (FDSKL): the model and the objective. Keerthi and DeCoste, "A Modified
+Finite Newton Method for Fast Solution of Large Scale Linear SVMs", JMLR 6, 2005: Newton steps on
+the rows in the bend, with a line search.
 """
 
 from __future__ import annotations
@@ -49,30 +46,32 @@ Scores = dict[tuple[int, float], float]  # by (multiple, regularization)
 #
 # The objective of each output is F(w) = sum_i s_i L(f_i, y_i) + lambda / 2 |w|^2 with f = Z w. A
 # step solves (Z^T D Z + lambda I) d = -F'(w), where D holds s_i times the curvature of the loss at
-# each row, and goes along d to where the slope is small. Z^T D Z is kept: a step adds the rows
-# whose curvature has changed. Of the smooth hinge these are the rows that enter or leave its bend,
-# few after the first steps and few between neighbouring lambda.
+# each row, and follows d to a small slope. Z^T D Z is kept, and a step adds only rows with a
+# changed curvature. For the smooth hinge these rows enter or exit its bend: few after the first
+# steps, and few between neighbouring lambda.
 
 LARGEST_CURVATURE = {"square": 2.0, "logistic": 0.25, "smooth-hinge": 1.0}
-#: The search ends where the quadratic model promises less than half the square of this.
+#: The search ends when the quadratic model promises less than half the square of this.
 TOLERANCE = 1e-4
 STEPS = 100
-#: A curvature that has changed by a smaller part of itself is not added again: the direction is at
-#: most as much off, which the next step mends.
+#: Curvatures that changed by a smaller share are not updated: the direction is off by at most as
+#: much, and the next step corrects it.
 _CHANGE = 0.1
 _KEPT = 1 << 28  # bytes of the matrices that are kept, 256 MB
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Features of all rows at a width, or of few rows in a basis of what they span.
+    """Features of all rows at a width; for few rows, in a basis of their span.
 
-    The solution is in the span of the rows: n equations have it as well as R.
+    The solution is in the span of the rows: n equations determine it as well as R.
 
     Parameters
     ----------
     z : ndarray of float32 or float64, shape (n, R) or (n, n)
+        Features.
     basis : ndarray of float64, shape (R, n), or None
+        Of the span.
     intercept : bool
         Whether the last column of z is the constant.
     """
@@ -85,7 +84,6 @@ class Kept:
     def make(
         cls, phases: Phases, multiple: int, intercept: bool, folder: Path | None = None
     ) -> Kept:
-        """Make the features of phases at a width."""
         z = keep_features(phases, multiple, intercept=intercept, folder=folder)
         if len(z) >= 0.75 * z.shape[1]:  # the basis costs as much as a few equations
             return cls(z, None, intercept)
@@ -93,15 +91,14 @@ class Kept:
         return cls(rows, basis, False)
 
     def whole(self, weights: Floats) -> Floats:
-        """Return weights of the features themselves."""
+        """Convert weights of z to weights of the features."""
         return weights if self.basis is None else np.asarray(self.basis @ weights)
 
     def inside(self, weights: Floats) -> Floats:
-        """Return weights of the features as weights of what z holds."""
+        """Convert weights of the features to weights of z."""
         return weights if self.basis is None else np.asarray(self.basis.T @ weights)
 
     def of(self, rows: NDArray[np.bool_]) -> Kept:
-        """Return those of some rows, copied."""
         return Kept(self.z[rows], self.basis, self.intercept)
 
 
@@ -116,7 +113,7 @@ class Equations:
 
 @dataclass
 class Curvatures:
-    """Z^T D Z of each output, and the D that it was made with; from one fit to the next.
+    """Z^T D Z of each output and its D, reused from fit to fit.
 
     Parameters
     ----------
@@ -132,17 +129,10 @@ class Curvatures:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is minimised.
+    """The objective of ``loss`` on features ``kept``; ``shares`` multiply the rows' losses.
 
-    Parameters
-    ----------
-    loss : {"square", "logistic", "smooth-hinge"}
-    kept : Kept
-        Features of all rows.
-    targets, shares : ndarray of float64, shapes (n, k) and (n, 1)
-        y, and by what the losses of rows are multiplied.
-    equations : Equations, optional
-        Of the rows whose shares are not zero, from which rows without a curvature may be taken.
+    ``equations`` cover all rows with non-zero shares; rows without a curvature may be subtracted
+    from them.
     """
 
     loss: Loss
@@ -160,20 +150,9 @@ class Problem:
         tolerance: float = TOLERANCE,
         steps: int = STEPS,
     ) -> Floats:
-        """Return the weights of the smallest objective, shape (R, k).
+        """Return the weights of the smallest objective, (R, k); parameters as in :func:`minimise`.
 
-        Parameters
-        ----------
-        regularization : float
-            lambda.
-        start : ndarray of float64, shape (R, k)
-            First weights.
-        known : Curvatures, optional
-            Those of an earlier call with the same rows and shares, which are brought up to date.
-        tolerance : float (default: 1e-4)
-            Root of twice what a step promises, at which the search ends.
-        steps : int (default: 100)
-            Most steps.
+        ``known`` are curvatures of an earlier call with the same rows and shares, and are updated.
 
         Raises
         ------
@@ -201,10 +180,7 @@ class Problem:
         tolerance: float,
         steps: int,
     ) -> Floats:
-        """Minimise the objective of some outputs.
-
-        Where the rounding of float32 leaves no smaller steps, the search goes on in float64.
-        """
+        """Minimise the objective of some outputs, in float64 once float32 stalls."""
         w, y, open_ = start.copy(), self.targets[:, columns], list(range(len(columns)))
         exact = False
         f = multiply(self.kept.z, w)
@@ -242,7 +218,6 @@ class Problem:
     def _length(
         self, penalty: float, w: Floats, d: Floats, f: Floats, df: Floats, y: Floats
     ) -> float:
-        """Return how far to go along d."""
         shares, linear, square = self.shares[:, 0], penalty * float(w @ d), penalty * float(d @ d)
 
         def slope(t: float) -> tuple[float, float]:
@@ -256,10 +231,10 @@ class Problem:
     def _direction(
         self, known: Curvatures, output: int, f: Floats, penalty: float, slope: Floats
     ) -> Floats:
-        """Return the Newton direction of an output from where the slope is this.
+        """Return the Newton direction of an output.
 
-        Of few rows with a curvature, A = D^1/2 Z of these, it comes from their equations:
-        (A^T A + lambda I)^-1 = (I - A^T (A A^T + lambda I)^-1 A) / lambda.
+        If few rows have a curvature, A = D^1/2 Z of these, use (A^T A + lambda I)^-1 = (I - A^T (A
+        A^T + lambda I)^-1 A) / lambda.
         """
         curvatures = loss_curvatures(self.loss, f, self.targets[:, output])
         curvatures[self.shares[:, 0] == 0.0] = 0.0
@@ -273,11 +248,10 @@ class Problem:
         return np.asarray((a.T @ linalg.cho_solve((factor, True), a @ slope) - slope) / penalty)
 
     def _bring_up(self, known: Curvatures, output: int, wanted: Floats) -> None:
-        """Make Z^T D Z of an output that of these D, by the rows whose curvature has changed."""
         largest = LARGEST_CURVATURE[self.loss]
         if output not in known.matrices:
             full, begin = np.where(self.shares[:, 0] > 0.0, largest, 0.0), self.equations
-            if begin is not None and 2.0 * wanted.sum() > full.sum():  # less to take than to add
+            if begin is not None and 2.0 * wanted.sum() > full.sum():  # subtracting is less work
                 known.matrices[output] = (largest / begin.rows) * begin.gram
                 known.of_rows[output] = full
             else:
@@ -297,10 +271,10 @@ class Problem:
 def add_gram(
     matrix: Floats, z: Features, root: Floats | None, *, intercept: bool, sign: int = 1
 ) -> None:
-    """Add Z^T D Z of rows to a matrix, or take it away; ``root`` is the diagonal of D^1/2.
+    """Add (or subtract) Z^T D Z of rows; ``root`` is the diagonal of D^1/2.
 
-    With an intercept, the sums of features are those of float64: rounded to float32 they would
-    make equations of a small lambda singular.
+    With an intercept, sums of features are in float64: float32 would make equations of a small
+    lambda singular.
     """
     scale: Any = None if root is None else root.astype(z.dtype)[:, None]
     z = z if scale is None else z * scale
@@ -314,11 +288,10 @@ def add_gram(
 
 
 def factorise(matrix: Floats, regularization: float) -> Floats:
-    """Return the lower Cholesky factor of a matrix plus lambda I."""
     shifted = matrix.copy()
     shifted[np.diag_indices_from(shifted)] += regularization
     try:
-        # the transpose of a symmetric matrix in C order is what LAPACK can overwrite
+        # LAPACK can overwrite the transpose of a symmetric matrix in C order
         options = {"overwrite_a": True, "check_finite": False}  # cosines are finite
         return np.asarray(linalg.cholesky(shifted.T, lower=True, **options))
     except linalg.LinAlgError:
@@ -329,9 +302,9 @@ def factorise(matrix: Floats, regularization: float) -> Floats:
 
 
 def factorise_near(matrix: Floats, regularization: float) -> Floats:
-    """Return the factor of a direction: where rounding makes lambda too small, of a larger one.
+    """Return the factor of a direction, with a larger lambda if rounding requires it.
 
-    The direction is a little shorter then; where the search ends is not changed.
+    The direction is then a little shorter; the end of the search stays the same.
     """
     for times in (1.0, 10.0, 100.0):
         try:
@@ -342,7 +315,7 @@ def factorise_near(matrix: Floats, regularization: float) -> Floats:
 
 
 def multiply(z: Features, weights: Floats, *, exact: bool = False) -> Floats:
-    """Return Z w in float64, (n, k); exact: with products of float64."""
+    """Return Z w in float64, (n, k); ``exact`` uses products in float64."""
     out = np.empty((len(z), weights.shape[1]))
     dtype: Any = np.float64 if exact else z.dtype
     small = weights.astype(dtype)
@@ -363,12 +336,12 @@ def multiply_back(z: Features, values: NDArray[np.float64], *, exact: bool = Fal
 
 # -- training, and the choice of width and lambda
 
-#: Multiples of the base frequencies that are tried: widths of a Gaussian up to 64 times the base.
+#: Candidates for the multiple of the base frequencies: widths up to 64 times the base.
 MULTIPLES = (1, 2, 3, 4, 6, 8)
 REGULARIZATIONS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-#: Numbers may be known exactly; float64 features, of phases of 32 bits, hold such small ones.
+#: Targets may be exact; float64 features, of 32-bit phases, allow such small values.
 REGULARIZATIONS_OF_NUMBERS = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, *REGULARIZATIONS)
-#: Most rows and directions with which neighbouring widths and lambda are compared.
+#: Most rows and directions for the comparison of neighbouring widths and lambda.
 _COMPARED, _DIRECTIONS = 10_000, 1000
 
 
@@ -386,12 +359,12 @@ def minimise(
     steps: int = STEPS,
     folder: Path | None = None,
 ) -> Floats:
-    """Minimise the regularised mean loss, all outputs at once: in closed form, or by Newton steps.
+    """Minimise the regularised mean loss of all outputs, in closed form or by Newton steps.
 
     Parameters
     ----------
     loss : {"square", "logistic", "smooth-hinge"}
-        L. Of the square loss (2/n Z^T Z + lambda I) w = 2/n Z^T y.
+        L. The square loss solves (2/n Z^T Z + lambda I) w = 2/n Z^T y.
     phases : ndarray of uint16 or uint32, shape (n, R)
         Angles as integers.
     targets : ndarray of float64, shape (n, k)
@@ -400,18 +373,18 @@ def minimise(
         lambda.
     multiple : int (default: 1)
         m, which multiplies the frequencies.
-    intercept : bool (default: False)
-        Whether there is a constant feature as well.
-    weights : ndarray of float64, shape (n,), optional
-        By which the losses of rows are multiplied; their mean is one.
-    folder : path, optional
-        Of a file for features that do not fit in memory.
     start : ndarray of float64, of the shape of w, optional
-        First weights; by default those of the square loss, which take a pass over all rows.
+        First weights; default: those of the square loss, one pass over all rows.
+    intercept : bool (default: False)
+        Whether to add a constant feature.
+    weights : ndarray of float64, shape (n,), optional
+        Factors of the rows' losses, of mean one.
     tolerance : float (default: 1e-4)
-        The search ends where a step would lower the objective by less than half its square.
+        The search ends at steps that lower the objective by less than half its square.
     steps : int (default: 100)
         Most steps.
+    folder : path, optional
+        For a file of features that exceed memory.
 
     Returns
     -------
@@ -421,8 +394,8 @@ def minimise(
     Raises
     ------
     OptionError
-        lambda is not positive, or too small for the precision of the features; targets of a loss
-        for classes are not -1 and 1.
+        lambda is not positive or too small for the features' precision; targets of a loss for
+        classes are not -1 and 1.
     FedKernError
         The tolerance is not reached.
     """
@@ -450,12 +423,12 @@ class Fitted:
     weights : ndarray of float64, shape (R, k) or, with an intercept, (R + 1, k)
         w.
     multiple : int
-        m, which multiplies the frequencies.
+        m.
     regularization : float
         lambda.
     scores : dict (default: empty)
-        Accuracy (the larger the better) or root of the mean squared error (the smaller) by
-        (multiple, regularization), from the cross-validation with the loss itself.
+        Accuracy or root mean squared error by (multiple, regularization), by cross-validation with
+        the loss itself.
     widths : dict (default: empty)
         The same for all candidates, with the square loss.
     refined : dict (default: empty)
@@ -488,50 +461,37 @@ def fit(
 ) -> Fitted:
     """Choose width and regularization by cross-validation, then train on all rows.
 
-    The width is chosen with the square loss in closed form, by K-fold cross-validation on a sample
-    of the rows and the first directions; then lambda for that width with the loss itself. If there
-    are more rows than the sample, the choices are compared with their neighbours (lambda within a
-    factor of ten), with 1,000 directions and one fold held out of at most 10,000 rows.
-    Equal scores go to the smoother model: the smaller multiple, then the larger regularization.
+    The width is chosen with the square loss, by K-fold cross-validation on a sample of rows and the
+    first directions; then lambda with the loss itself. With more rows than the sample, the choices
+    are compared with their neighbours (lambda within a factor of ten) on at most 10,000 rows and
+    1,000 directions, one fold held out. Ties go to the smaller multiple, then the larger
+    regularization.
 
     Parameters
     ----------
-    loss : {"square", "logistic", "smooth-hinge"}
-        L.
-    phases : ndarray of uint16 or uint32, shape (n, R)
-        Angles as integers.
-    targets : ndarray of float64, shape (n, k)
-        y.
+    loss, phases, targets, intercept, folder
+        As in :func:`minimise`.
     classes : int
         Number of classes, 0 for regression.
     seed : int
-        Seed of the sample and the folds.
+        Of the sample and the folds.
     multiples : sequence of int (default: MULTIPLES)
         Candidates for m.
     regularizations : sequence of float (default: REGULARIZATIONS)
-        Candidates for lambda. With one of each there is nothing to choose.
-    intercept : bool (default: False)
-        Whether there is a constant feature as well.
+        Candidates for lambda. One of each: nothing is chosen.
     weights : ndarray of float64, shape (n,), optional
-        Of rows, such as those with which classes count alike, in what is minimised and in scores.
+        Of rows, in losses and scores; for instance class weights.
     folds : int (default: 5)
         K.
     rows : int (default: 4000)
         Most rows of the sample.
     directions : int, optional
-        Most directions in the cross-validation: 500 of classes, 1000 of numbers, whose small
-        lambda fits fewer directions and not more.
-    folder : path, optional
-        Of a file for features that do not fit in memory.
-
-    Returns
-    -------
-    Fitted
+        Most directions in the cross-validation; default 500 for classes, 1000 for numbers.
 
     Raises
     ------
     OptionError
-        No candidates or bad ones, or fewer rows than two folds need; as :func:`minimise`.
+        Candidates are missing or invalid, or rows too few for two folds; as :func:`minimise`.
     FedKernError
         The tolerance is not reached.
     """
@@ -594,7 +554,7 @@ def _path(
     regularizations: Sequence[float],
     tell: Callable[[int], None] = lambda number: None,
 ) -> Iterator[tuple[float, Floats]]:
-    """Yield lambda and its weights, found from those of the lambda before; none of the singular."""
+    """Yield each lambda and its weights, warm-started; skip singular ones."""
     model: Floats | None = None
     known = Curvatures()
     for number, value in enumerate(regularizations, 1):
@@ -611,7 +571,7 @@ def _path(
 
 @dataclass
 class _Trials:
-    """Rows and directions on which candidates are compared, by rows that they have not seen."""
+    """Rows and directions for comparing candidates on held-out rows."""
 
     phases: Phases
     targets: Floats
@@ -628,9 +588,8 @@ class _Trials:
     def across(
         self, loss: Loss, multiple: int, regularizations: Sequence[float], folds: int
     ) -> Scores:
-        """Return scores over all rows, each predicted without its fold."""
         kept = Kept.make(self.phases, multiple, self.intercept)
-        if loss == "square":  # closed forms of small lambda want float64
+        if loss == "square":  # closed forms with a small lambda need float64
             kept = Kept(kept.z.astype(np.float64), kept.basis, kept.intercept)
         y, weights, fold_of = self.targets, self.weights, np.arange(len(self.targets)) % folds
         predictions = {value: np.full_like(y, np.nan) for value in regularizations}
@@ -651,7 +610,7 @@ class _Trials:
     def apart(
         self, loss: Loss, multiple: int, regularizations: Sequence[float], held: Mask
     ) -> Scores:
-        """Return scores on rows held out; keep the models of a loss for classes."""
+        """Return scores on held-out rows; keep the models of a loss for classes."""
         rows, width = self.phases.shape
         learned = rows - int(held.sum())
         text = f"training on {learned:,} rows x {width:,} features"
@@ -680,7 +639,6 @@ class _Trials:
         return {(multiple, k): _score(f[held], *known, weights) for k, f in predictions.items()}
 
     def start(self, regularization: float, directions: int) -> Floats | None:
-        """Return weights of more directions with the outputs of a model kept here, if there is."""
         if regularization not in self.models:
             return None
         assert self.kept is not None
@@ -700,7 +658,6 @@ def _score(
 
 
 def _best(scores: Scores, classes: int) -> tuple[int, float]:
-    """Return the first of the best."""
     return (max if classes else min)(scores, key=lambda key: scores[key])
 
 
@@ -732,7 +689,7 @@ def add_equations(
     chosen: Mask | None = None,
     weights: Floats | None = None,
 ) -> Equations:
-    """Add up the equations of the chosen rows, times their weights, in float64 over the blocks."""
+    """Sum the weighted equations of the chosen rows, in float64 over blocks."""
     width = kept.z.shape[1]
     gram, right = np.zeros((width, width)), np.zeros((width, targets.shape[1]))
     for part in blocks(len(kept.z), kept.z.strides[0]):
@@ -749,20 +706,18 @@ def add_equations(
 
 
 def shares_of(rows: int, weights: Floats | None, length: int | None = None) -> Floats:
-    """Return by what the losses of rows are multiplied in their mean, shape (n, 1)."""
     if weights is not None:
         return weights[:, None] / rows
     return np.full((rows if length is None else length, 1), 1.0 / rows)
 
 
 def solve(equations: Equations, regularization: float) -> Floats:
-    """Return the weights of the square loss."""
     factor = factorise((2.0 / equations.rows) * equations.gram, regularization)
     return np.asarray(linalg.cho_solve((factor, True), (2.0 / equations.rows) * equations.right))
 
 
 def check_training(phases: Phases, targets: Floats, loss: Loss) -> None:
-    """Raise OptionError for what no loss can be trained on."""
+    """Raise OptionError for input that no loss can be trained on."""
     if loss not in LOSSES:
         raise OptionError(
             f"loss is {loss}", remedy=f"use one of {', '.join(LOSSES)}", code="FK-OPTION-CHOICE"

@@ -1,23 +1,21 @@
-"""Random Fourier features from phases: integers that stand for angles modulo 2 pi.
+"""Random Fourier features from phases: integers that represent angles modulo 2 pi.
 
 A phase of ``bits`` bits counts steps of 2 pi / 2^bits. The angle of row x and direction j is
-omega_j^T x + b_j, its feature sqrt(2 / R) times the cosine of it.
+omega_j^T x + b_j; its feature is sqrt(2 / R) times the cosine.
 
-The ring of integers modulo 2^bits is the circle: m times a phase, wrapped around, is the phase of
-the frequency m omega_j and the offset m b_j, which is as uniform as b_j. One set of phases thus
-serves the Gaussian kernel at width gamma m^2 and the Laplacian kernel at gamma m for every integer
-``multiple`` m, and whoever holds it can choose a width without asking anyone. What rounding has
-done to an angle is multiplied by m as well: one party rounds by at most m pi / 2^bits.
+Multiplying a phase by m modulo 2^bits gives the phase of frequency m omega_j and offset m b_j,
+which is as uniform as b_j. So one set of phases serves the Gaussian kernel at width gamma m^2 and
+the Laplacian kernel at gamma m for every integer ``multiple`` m, and its holder can choose a width
+without another exchange. Rounding errors of an angle, at most pi / 2^bits per party, are multiplied
+by m, too.
 
-Doubly stochastic gradients take random rows and random directions; their coefficients shrink.
+Doubly stochastic gradients sample rows and directions; their coefficients shrink.
 
 References
 ----------
-Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", 2007.
-Gu, Dang, Li and Huang, "Federated Doubly Stochastic Kernel Learning for Vertically Partitioned
-Data", KDD 2020, equation 7 and Algorithm 1.
-Dai, Xie, He, Liang, Raj, Balcan and Song, "Scalable Kernel Methods via Doubly Stochastic
-Gradients", NIPS 2014.
+Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", 2007. Gu, Dang, Li and Huang
+2020 (FDSKL), equation 7 and Algorithm 1. Dai, Xie, He, Liang, Raj, Balcan and Song, "Scalable
+Kernel Methods via Doubly Stochastic Gradients", NIPS 2014.
 """
 
 from __future__ import annotations
@@ -44,8 +42,8 @@ Features = NDArray[np.float32] | NDArray[np.float64]
 StepSchedule = Literal["constant", "diminishing"]
 STEP_SCHEDULES = ("constant", "diminishing")
 
-#: What an intercept adds to the kernel: the square of its feature, a constant. Both are exact in
-#: float32, so that sums of them do not drift.
+#: The intercept's part of the kernel: the square of its constant feature. Both are exact in
+#: float32, so that sums do not drift.
 INTERCEPT = 0.25
 
 #: Directions of all iterations of a run.
@@ -53,35 +51,19 @@ MOST_DIRECTIONS = 1 << 20
 #: Bytes of features that training keeps in memory, 1 GB; more are in a file.
 IN_MEMORY = 1 << 30
 _CHUNK = 1 << 25  # bytes of a temporary array, 32 MB
-# Phases looked up at once: their positions, eight bytes each, stay in the processor's cache.
+# Phases in one lookup: their positions, eight bytes each, stay in the processor's cache.
 _BLOCK = 1 << 15
 
 
 def angles(phases: Phases) -> Floats:
-    """Return angles in [0, 2 pi) of the shape of ``phases``.
-
-    Raises
-    ------
-    OptionError
-        Phases are neither uint16 nor uint32.
-    """
+    """Return angles in [0, 2 pi); OptionError unless phases are uint16 or uint32."""
     return np.asarray(phases * _step(phases), np.float64)
 
 
 def cosines(phases: Phases, multiple: int = 1) -> Features:
-    """Return the cosine of ``multiple`` times each angle.
+    """Return the cosine of ``multiple`` times each angle, exact modulo 2 pi before the cosine.
 
-    Parameters
-    ----------
-    phases : ndarray of uint16 or uint32, shape (n, R)
-        Angles as integers.
-    multiple : int (default: 1)
-        m. The product is taken in the ring of the phases, so it is exact modulo 2 pi.
-
-    Returns
-    -------
-    ndarray of float32 or float64, shape (n, R)
-        From 16 bits float32, looked up in a table of all 65,536 cosines; from 32 bits float64.
+    float32 (from a table) for 16 bits, float64 for 32 bits.
 
     Raises
     ------
@@ -96,10 +78,10 @@ def cosines(phases: Phases, multiple: int = 1) -> Features:
 def keep_features(
     phases: Phases, multiple: int = 1, *, intercept: bool = False, folder: Path | None = None
 ) -> Features:
-    """Make the features of all rows once.
+    """Compute the features sqrt(2 / R) cos(m angle) of all rows, (n, R) or (n, R + 1).
 
-    Up to ``IN_MEMORY`` bytes they are in memory. More are in a file without a name, which only this
-    process can open and which is gone when it ends.
+    Up to ``IN_MEMORY`` bytes stay in memory. More go to an unnamed file that only this process can
+    open and that disappears with it.
 
     Parameters
     ----------
@@ -108,14 +90,9 @@ def keep_features(
     multiple : int (default: 1)
         m, which multiplies the frequencies.
     intercept : bool (default: False)
-        Whether a constant, the root of INTERCEPT, follows as feature R + 1.
+        Whether to append a constant, the root of INTERCEPT.
     folder : path, optional
-        Where a file would be; by default the system's folder for such files.
-
-    Returns
-    -------
-    ndarray or memmap of float32 or float64, shape (n, R) or (n, R + 1)
-        Features sqrt(2 / R) cos(m angle).
+        Of the file; default: the system's temporary folder.
 
     Raises
     ------
@@ -154,8 +131,8 @@ def _fill(phases: Phases, multiple: int, scale: float, out: Features) -> None:
         )
     rows = max(1, _BLOCK // max(1, phases.shape[1]))
     if phases.dtype == np.uint16:
-        # "clip" spares a copy of the result: no position is out of the table. No threads: looking
-        # up keeps the interpreter's lock for much of its time.
+        # "clip" saves a copy of the result: no position is out of the table. Threads would not
+        # help: a lookup holds the interpreter's lock for much of its time.
         table = _table(multiple, scale)
         for k in range(0, len(phases), rows):
             np.take(table, phases[k : k + rows], out=out[k : k + rows], mode="clip")
@@ -198,14 +175,7 @@ def _feature_dtype(phases: Phases) -> np.dtype[np.float32] | np.dtype[np.float64
 def outputs(phases: Phases, weights: Floats, multiple: int = 1) -> Floats:
     """Return phi(x) w of every row, shape (n, k).
 
-    Parameters
-    ----------
-    phases : ndarray of uint16 or uint32, shape (n, R)
-        Angles as integers.
-    weights : ndarray of float64, shape (R, k) or (R + 1, k)
-        w; the last of R + 1 are those of the intercept.
-    multiple : int (default: 1)
-        m, which multiplies the frequencies.
+    ``weights`` is (R, k), or (R + 1, k) with the intercept's last; see :func:`keep_features`.
     """
     intercept = len(weights) > phases.shape[1]
     out = np.empty((len(phases), weights.shape[1]))
@@ -216,18 +186,9 @@ def outputs(phases: Phases, weights: Floats, multiple: int = 1) -> Floats:
 
 
 def step_size(step: float, schedule: StepSchedule, regularization: float, iteration: int) -> float:
-    """Return gamma_t: ``step``, or step / (1 + step lambda t), which tends to 1 / (lambda t).
+    """Return gamma_t: ``step`` ("constant"), or step / (1 + step lambda t) ("diminishing").
 
-    Parameters
-    ----------
-    step : float
-        gamma.
-    schedule : {"constant", "diminishing"}
-        The former, or the latter.
-    regularization : float
-        lambda.
-    iteration : int
-        t, from 1.
+    The latter tends to 1 / (lambda t); t counts from 1.
     """
     return step if schedule == "constant" else step / (1.0 + step * regularization * iteration)
 
@@ -241,10 +202,10 @@ def draw_batch(seed: int, iteration: int, rows: int, batch: int) -> NDArray[np.i
 def new_coefficients(
     loss: Loss, outputs: Floats, targets: Floats, features: NDArray[Any], rate: float
 ) -> Floats:
-    """Return the coefficients of an iteration's new directions (Algorithm 1, line 9).
+    """Return the coefficients of an iteration's new directions, (r, k) (Algorithm 1, line 9).
 
-    alpha = -(gamma_t / r) mean over the batch of L'(f, y) phi, where phi = sqrt(2) cos(phase). A
-    batch of one row and r = 1 is the paper's.
+    alpha = -(gamma_t / r) mean over the batch of L'(f, y) phi, phi = sqrt(2) cos(phase). The paper
+    has a batch of one row and r = 1.
 
     Parameters
     ----------
@@ -256,10 +217,6 @@ def new_coefficients(
         phi of the new directions.
     rate : float
         gamma_t.
-
-    Returns
-    -------
-    ndarray of float64, shape (r, k)
     """
     slopes = loss_derivatives(loss, outputs, targets)
     batch, directions = features.shape

@@ -1,4 +1,4 @@
-"""The wire: what server and client say to each other, one module per family of methods."""
+"""Define the messages of server and clients."""
 
 from __future__ import annotations
 

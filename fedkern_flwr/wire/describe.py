@@ -1,4 +1,4 @@
-"""The first phase of every run: who is there, with which release, and do the tables fit."""
+"""Define the first phase of every run: releases and partitions of nodes, and fit of tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .message import PROTOCOL_VERSION, Message, Scalar
 
 logger = logging.getLogger("fedkern_flwr")
 
-#: The earliest release whose apps run on this one: raised when a name goes that apps import.
+#: Earliest release with apps that run on this one. Raise it if a name that apps import is removed.
 OLDEST_APP = "0.2"
 
 _KEY = "release"
@@ -35,27 +35,17 @@ _REFUSED = re.compile(r"protocol version (\d+) instead of (\d+)")
 
 
 def release() -> dict[str, Scalar]:
-    """Return what a message adds to say which release sent it."""
     return {_KEY: __version__}
 
 
 def release_of(scalars: Mapping[str, Any]) -> str:
-    """Return the release that sent a message; empty if it says none."""
+    """Return the release that sent a message; "" if unknown."""
     found = scalars.get(_KEY)
     return found if isinstance(found, str) and _RELEASE.fullmatch(found) else ""
 
 
 def check_server(scalars: Mapping[str, Any], *, party: str) -> None:
-    """Compare the server, which sent a request, with this node.
-
-    Another release of the same protocol is written into the node's log.
-
-    Parameters
-    ----------
-    scalars : mapping
-        The scalars as they arrived.
-    party : str
-        This node.
+    """Compare the server's release with this node's; log a difference.
 
     Raises
     ------
@@ -70,30 +60,19 @@ def check_server(scalars: Mapping[str, Any], *, party: str) -> None:
 
 
 def check_node(scalars: Mapping[str, Any], *, party: str) -> None:
-    """Compare a node, which sent a reply, with this server.
-
-    Raises
-    ------
-    RefusedError
-        Their protocols differ.
-    """
+    """Compare a node's protocol with this server's; RefusedError if they differ."""
     _check(scalars, "this node", "the server", party, RefusedError)
 
 
 def check_refusal(text: str, *, party: str) -> None:
-    """Raise the same for what a node of an earlier release says when it refuses.
-
-    Raises
-    ------
-    RefusedError
-    """
+    """Raise the same error for the refusal text of a node with an earlier release."""
     found = _REFUSED.search(text)
     if found is not None and int(found[1]) == PROTOCOL_VERSION:
         check_node({"protocol": int(found[2])}, party=party)
 
 
 def check_app(app: str) -> None:
-    """Compare the release of an app with the one installed here; an app calls it first.
+    """Compare the release of an app with the installed one; an app calls this first.
 
     Parameters
     ----------
@@ -103,7 +82,7 @@ def check_app(app: str) -> None:
     Raises
     ------
     RefusedError
-        The app is newer than what is installed, or older than :data:`OLDEST_APP`.
+        The app is newer than the installed release, or older than :data:`OLDEST_APP`.
     """
     # what apps use does not change below the second number
     made, here, oldest = (
@@ -125,12 +104,9 @@ def check_app(app: str) -> None:
 
 
 def other_releases(found: Mapping[int, str]) -> str:
-    """Return which partitions have other releases of the same protocol than the server, if any.
+    """Return which partitions have other releases than the server; "" if none.
 
-    Parameters
-    ----------
-    found : mapping
-        Partition -> release, empty if it says none.
+    ``found`` maps each partition to its release, "" if unknown.
     """
     groups = defaultdict(list)
     for partition, name in sorted(found.items()):
@@ -145,7 +121,6 @@ def other_releases(found: Mapping[int, str]) -> str:
 def _check(
     scalars: Mapping[str, Any], other: str, here: str, party: str, error: type[ProtocolError]
 ) -> None:
-    """Refuse what another side sent in another protocol."""
     version, found = scalars.get("protocol"), release_of(scalars)
     if type(version) is not int or version == PROTOCOL_VERSION:
         return
@@ -168,7 +143,7 @@ LONGEST_NAME = 40  # characters of the name of a node
 
 
 def called(partition: int, name: str = "") -> str:
-    """Return how texts call a party.
+    """Return the name of a party in texts.
 
     >>> called(0), called(0, "north")
     ('partition 0', 'north (partition 0)')
@@ -177,35 +152,31 @@ def called(partition: int, name: str = "") -> str:
 
 
 class _Opening(Message):
-    """A message of the beginning of a run: it says which release sent it."""
+    """A message at the start of a run, which has the sender's release."""
 
     def scalars(self) -> dict[str, Scalar]:
-        """Return the scalars of any message, and the release."""
         return super().scalars() | release()
 
 
 class DescribeRequest(_Opening, phase="describe"):
-    """Ask a node who it is and open a session.
+    """Request a description of a node, and open a session.
 
     Attributes
     ----------
     session : str
-        Random name of the run; later messages of another session are refused.
+        Random name of the run. Later messages of other sessions are refused.
     method : str
-        The method's name, such as ``"pof-mkl"``.
+        Name of the method, such as ``"pof-mkl"``.
     resume_round : int
-        0 for a new run, else the round from which the client must restore its private state.
+        Round from which the client must restore its private state; 0 for a new run.
     secure : bool
-        Whether the run takes secure sums: the node makes a key for them.
+        Whether the run uses secure sums: the node then makes a key.
     order_seed : int
-        For methods that draw rows at random: runs with the same seed announce the rows in the same
-        order. -1 for an order of this session.
+        Seed of the order in which rows are announced; -1: random for this session.
     privacy : str
-        What the run may cost in privacy, see :class:`~fedkern_flwr.privacy.Budget`; empty for a run
-        without noise.
+        Privacy budget; "" for a run without noise.
     nonces : str
-        Of a run that is resumed: what each node answered as ``nonce``, as a JSON object from its
-        partition. A node that knows the session answers nobody who does not know its nonce.
+        For a resumed run: JSON object of partition -> nonce. A node refuses to resume without it.
     """
 
     long_texts = ("privacy", "nonces")
@@ -220,51 +191,41 @@ class DescribeRequest(_Opening, phase="describe"):
 
 
 class DescribeReply(_Opening, phase="describe"):
-    """What a node tells about itself: sizes and names of columns, never values.
+    """Describe a node: sizes and digests of names, never values.
 
-    A client says how large its table is; who it is, and what else belongs to a run, is filled in by
-    its base.
+    A client gives the size of its table; its base class adds the rest.
 
     Attributes
     ----------
     partition, partitions : int
         ``partition-id`` and ``num-partitions`` of the node's configuration.
-    name : str
-        How its owner calls it, in logs and errors; empty where it has no name. Nodes of earlier
-        releases do not say it.
-    role : str
-        Role of the party in the method, such as ``"client"``.
+    name, role : str
+        Name for logs ("" for none), and role in the method, such as ``"client"``.
     rows, features, test_rows : int
         Size of the node's table.
     columns : str
-        Digest of the feature names (see :func:`columns_digest`).
+        Digest of the feature names.
     restored : bool
         Whether the node has the private state of the round to resume from.
-    public_key : bytes
-        Its X25519 key of the run; empty without secure sums.
-    signature : bytes
-        Signature of that key by the node's identity; empty if it has none.
-    answered : int
-        The last round that it answered in a secure run that broke off; it repeats none of them.
-    opened : int
-        The last round of it whose sum this node helped to open.
+    public_key, signature : bytes
+        X25519 key of a secure run, and its signature by the node's identity, if any.
+    answered, opened : int
+        In an interrupted secure run: the last round it answered, which it will not repeat, and the
+        last with an opened sum.
     binary : int
-        Columns, label included, that have at most two values here; they hide less.
+        Columns, label included, with at most two values; they hide less.
     bits : int
-        Of a row: 64 for a column, also the label, and 1 for a column of at most two values.
+        Bits of a row: 64 per column and label, 1 per two-valued column.
     counting : str
-        What it does where more numbers are released than there are unknowns: ``refuse``, ``warn``
-        or ``off``.
+        What it does above the release limit: ``refuse``, ``warn`` or ``off``.
     nonce : str
-        Drawn by the node for this run: who resumes it must know it.
+        Random; required to resume the run.
     share : float
-        The share of the unknowns of its rows that this run should open at most, above 0; 1 where
-        the node only warns. A strategy plans its default sizes by it, see :mod:`..planning`.
-    again : float
-        Numbers that it may open instead if it sums the function of an earlier run, and none other;
-        0 where the node knows of no such run.
-    how : str
-        What must be asked for then, as the method has it.
+        Largest share of the unknowns of its rows that this run should open, in (0, 1]; see
+        :mod:`..planning`.
+    again, how : float, str
+        Numbers that it may open instead if the run sums an earlier run's function again, with these
+        parameters; 0 for none.
     """
 
     long_texts = ("how",)
@@ -292,14 +253,14 @@ class DescribeReply(_Opening, phase="describe"):
 
     @property
     def called(self) -> str:
-        """How texts call the party, such as ``north (partition 0)``."""
+        """Name of the party in texts, such as ``north (partition 0)``."""
         return called(self.partition, self.name)
 
     @classmethod
     def unpack(
         cls, arrays: Sequence[NDArray[Any]], scalars: Mapping[str, Any], *, party: str, **sizes: int
     ) -> Self:
-        """Check and rebuild a description that arrived; its share is above 0 and at most 1."""
+        """Check and rebuild a description that arrived."""
         found = super().unpack(arrays, {"name": "", **scalars}, party=party, **sizes)
         right = 0.0 < found.share <= 1.0 and 0.0 <= found.again < math.inf and found.bits >= 0
         if not right or len(found.name) > LONGEST_NAME:  # which comes into logs and errors
@@ -314,32 +275,26 @@ class DescribeReply(_Opening, phase="describe"):
 
 
 def columns_digest(names: Iterable[str]) -> str:
-    """Return a short digest of column names, equal when names and order are equal."""
+    """Return a short digest of column names and their order."""
     return hashlib.sha256("\x1f".join(names).encode()).hexdigest()[:16]
 
 
 def check_parties(parties: Sequence[DescribeReply]) -> None:
-    """Refuse duplicate, missing or contradicting partitions and tables that do not fit.
+    """Refuse inconsistent partitions, and tables that do not fit.
 
     Raises
     ------
     PartitionError
         See :func:`check_partitions`.
     ProtocolError
-        Tables with different columns.
+        Tables have different columns.
     """
     check_partitions(parties)
     check_columns(parties)
 
 
 def check_partitions(parties: Sequence[DescribeReply]) -> None:
-    """Refuse duplicate, missing or contradicting partitions, and names that several nodes have.
-
-    Raises
-    ------
-    PartitionError
-        Duplicate or missing partition ids, or nodes that disagree on their number.
-    """
+    """Refuse duplicate or missing partitions, duplicate names, or a wrong total."""
     seen: set[int] = set()
     for party in parties:
         if party.partition in seen:
@@ -375,12 +330,6 @@ def check_partitions(parties: Sequence[DescribeReply]) -> None:
 
 
 def check_columns(parties: Sequence[DescribeReply]) -> None:
-    """Refuse tables with different columns.
-
-    Raises
-    ------
-    ProtocolError
-    """
     first = parties[0]
     for party in parties[1:]:
         if (party.features, party.columns) != (first.features, first.columns):

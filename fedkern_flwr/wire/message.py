@@ -1,4 +1,4 @@
-"""Messages: dataclasses that travel as Flower's records of arrays and scalars."""
+"""Define messages: dataclasses sent as Flower's records of arrays and scalars."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
 
 
 def write_array(value: NDArray[Any]) -> Array:
-    """Return what Flower's ``Array(value)`` is, to the byte."""
+    """Return Flower's ``Array(value)``, byte for byte."""
     if not value.flags.c_contiguous or value.dtype.hasobject or value.dtype.names:
         return Array(value)
     head, name = _written(value.dtype, value.shape)
@@ -36,35 +36,27 @@ def write_array(value: NDArray[Any]) -> Array:
 
 
 def array_record(arrays: Iterable[NDArray[Any]]) -> ArrayRecord:
-    """Return what Flower's ``ArrayRecord(list(arrays))`` is."""
     return add_arrays(ArrayRecord(), arrays)
 
 
 def add_arrays(record: ArrayRecord, arrays: Iterable[NDArray[Any]]) -> ArrayRecord:
-    """Add arrays to a record under the next numbers; return it."""
     for number, value in enumerate(arrays, len(record)):
         record[str(number)] = write_array(value)
     return record
 
 
 def read_arrays(record: ArrayRecord) -> list[NDArray[Any]]:
-    """Return the arrays of a record, as :func:`read_array` does.
-
-    Raises
-    ------
-    ValueError
-        See :func:`read_array`.
-    """
+    """Return the arrays of a record, by :func:`read_array`."""
     return [read_array(value) for key, value in record.items() if key != _EMPTY]
 
 
 def read_array(array: Any) -> NDArray[Any]:
-    """Return the array of a record without copying its bytes, which are trusted with nothing.
+    """Return the array of a record without a copy; its bytes are not trusted.
 
     Raises
     ------
     ValueError
-        They are not a plain array in NumPy's format, of exactly the size that they announce.
+        It is no plain array in NumPy's format, or not of the announced size.
     """
     try:
         start = 10 + int.from_bytes(array.data[8:10], "little")
@@ -79,7 +71,7 @@ def read_array(array: Any) -> NDArray[Any]:
 
 @lru_cache(maxsize=1024)
 def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Parse a header, which takes longer than all else of a small array; most are alike."""
+    """Parse a header; cached, as this takes longer than the rest of a small array."""
     stream = io.BytesIO(head)
     if np.lib.format.read_magic(stream) != (1, 0):
         raise ValueError
@@ -88,7 +80,6 @@ def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 @lru_cache(maxsize=1024)
 def _written(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, str]:
-    """Return the header of an array in the order of C, and how Flower names its type."""
     stream = io.BytesIO()
     like = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, like)
@@ -128,23 +119,21 @@ def array(*dimensions: str, dtype: str = "real") -> Any:
     Parameters
     ----------
     *dimensions : str
-        A name per dimension. Equal names must have equal sizes within a message and agree with
-        the sizes that the receiver expects.
+        A name per dimension. Equal names must have equal sizes within a message, and those that the
+        receiver expects.
     dtype : {"real", "float64", "index", "byte", "ring"} (default: "real")
-        ``real`` admits float32 and float64, ``index`` is int32, ``byte`` uint8, ``ring`` the larger
-        unsigned integers.
+        ``real``: float32 or float64, ``index``: int32, ``byte``: uint8, ``ring``: uint16, uint32 or
+        uint64.
     """
     return field(metadata={"dimensions": dimensions, "dtypes": _DTYPES[dtype], "many": False})
 
 
 def arrays(*dimensions: str, dtype: str = "real") -> Any:
-    """Declare a tuple of arrays: the last array field of a message, whatever their number."""
+    """Declare a tuple of any number of arrays, as the last array field of a message."""
     return field(metadata={"dimensions": dimensions, "dtypes": _DTYPES[dtype], "many": True})
 
 
 class _ArrayField(NamedTuple):
-    """What an array field was declared with."""
-
     name: str
     dimensions: tuple[str, ...]
     dtypes: tuple[np.dtype[Any], ...]
@@ -153,7 +142,6 @@ class _ArrayField(NamedTuple):
 
 @cache  # mypy does not believe that classes are hashable: hence the casts
 def _layout(cls: Any) -> tuple[tuple[_ArrayField, ...], tuple[tuple[str, type], ...]]:
-    """Split the fields of a message class into array fields and (name, type) of scalars."""
     arrays = tuple(_ArrayField(f.name, **f.metadata) for f in fields(cls) if f.metadata)
     scalars = tuple((f.name, _SCALARS[str(f.type)]) for f in fields(cls) if not f.metadata)
     return arrays, scalars
@@ -172,7 +160,7 @@ class PhaseMessage:
 
     @property
     def public_options(self) -> dict[str, Any]:
-        """What this class and its bases pin: class and field -> value.
+        """Pinned options: class and field -> value.
 
         Requests that inherit a field from one class share its value.
         """
@@ -183,13 +171,7 @@ class PhaseMessage:
         }
 
     def __post_init__(self) -> None:
-        """Check the fields where the message is made: types, dtypes, and sizes that must agree.
-
-        Raises
-        ------
-        TypeError
-            A mistake of the code that makes it. Values are checked on arrival.
-        """
+        """Check types, dtypes and common sizes of a new message."""
         array_fields, scalar_fields = _layout(cast(Any, type(self)))
         sizes: dict[str, int] = {}
         values = vars(self)
@@ -208,7 +190,6 @@ class PhaseMessage:
             raise TypeError(f"{type(self).__name__}: {broken}") from None
 
     def arrays(self) -> Arrays:
-        """Return the array fields in the order of their declaration."""
         out: Arrays = []
         for declared in _layout(cast(Any, type(self)))[0]:
             value = vars(self)[declared.name]
@@ -216,7 +197,7 @@ class PhaseMessage:
         return out
 
     def scalars(self) -> dict[str, Scalar]:
-        """Return the scalar fields together with the phase and the protocol version."""
+        """Return the scalar fields, phase and protocol version."""
         own, names = vars(self), _layout(cast(Any, type(self)))[1]
         known: dict[str, Scalar] = {"phase": self.phase, "protocol": PROTOCOL_VERSION}
         return known | {name: own[name] for name, _ in names}
@@ -239,14 +220,14 @@ class PhaseMessage:
         scalars : mapping
             The scalars as they arrived.
         party : str
-            Who sent the message, for the text of errors.
+            Sender, for errors.
         **sizes : int
             Expected sizes of named dimensions.
 
         Raises
         ------
         ProtocolError
-            If anything differs from the declaration of the message.
+            Anything differs from the declaration of the message.
         """
         try:
             _check_header(cls.phase, scalars)
@@ -275,7 +256,7 @@ class PhaseMessage:
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(array, arrays))
 @dataclass(frozen=True)
 class Message(PhaseMessage):
-    """A phase message whose subclasses are frozen dataclasses by themselves, each of its phase."""
+    """A phase message; its subclasses become frozen dataclasses, each of its phase."""
 
     def __init_subclass__(cls, phase: str = "", **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -284,8 +265,6 @@ class Message(PhaseMessage):
 
 
 class _Broken(Exception):
-    """What is wrong with a message, before it is known who sent it."""
-
     def __init__(self, problem: str, code: str) -> None:
         super().__init__(problem)
         self.code = code
@@ -353,7 +332,7 @@ def _check_layout(declared: _ArrayField, value: Any, sizes: dict[str, int]) -> N
 
 
 def content_digest(scalars: Mapping[str, Any], arrays: Iterable[NDArray[Any]]) -> str:
-    """Return the SHA-256 of what a message says."""
+    """Return the SHA-256 of a message's content."""
     found = hashlib.sha256(json.dumps(sorted(scalars.items()), default=repr).encode())
     for array in arrays:
         found.update(f"{array.dtype.str}{array.shape}".encode())
@@ -361,12 +340,12 @@ def content_digest(scalars: Mapping[str, Any], arrays: Iterable[NDArray[Any]]) -
     return found.hexdigest()
 
 
-# -- sections: further phase messages that travel within the message of a phase
+# -- sections: further phase messages within the message of a phase
 #
-# A secure sum needs no exchange of its own where its messages can ride on those of the method. The
-# arrays of the sections follow those of the message; one scalar of the message is a JSON list of
-# the sections' phases, numbers of arrays and scalars, but for bytes, which stand beside it under
-# the number of their section.
+# A secure sum needs no exchange of its own if its messages can be part of the method's. The arrays
+# of the sections follow those of the message. One scalar of the message is a JSON list of the
+# sections' phases, numbers of arrays and scalars. Bytes are separate scalars, named by the number
+# of their section.
 
 Read = TypeVar("Read", bound=PhaseMessage)
 
@@ -387,7 +366,7 @@ class Section:
 
 
 def attach(sections: Sequence[PhaseMessage]) -> tuple[Arrays, dict[str, Scalar]]:
-    """Return arrays and scalars to add to a message."""
+    """Return the arrays and scalars that add sections to a message."""
     if not sections:
         return [], {}
     arrays: Arrays = []
@@ -404,25 +383,19 @@ def attach(sections: Sequence[PhaseMessage]) -> tuple[Arrays, dict[str, Scalar]]
 
 
 def section_arrays(scalars: Mapping[str, Any]) -> int | None:
-    """Return how many of a message's arrays belong to sections; None if it carries none.
-
-    Raises
-    ------
-    ValueError
-        The sections are not laid out as :func:`attach` does.
-    """
+    """Return how many of a message's arrays belong to sections; None without sections."""
     return sum(count for _, count, _ in _read_index(scalars)) if _INDEX in scalars else None
 
 
 def detach(
     arrays: Sequence[NDArray[Any]], scalars: Mapping[str, Any], *, party: str
 ) -> tuple[Arrays, dict[str, Any], list[Section]]:
-    """Split a message into its own arrays and scalars and its sections.
+    """Split a message into its arrays, its scalars and its sections.
 
     Raises
     ------
     ProtocolError
-        The sections are not laid out as :func:`attach` does.
+        The sections are malformed.
     """
     if _INDEX not in scalars:
         return list(arrays), dict(scalars), []
@@ -451,7 +424,6 @@ def detach(
 
 
 def section_bytes(scalars: Mapping[str, Any]) -> int:
-    """Return the bytes that sections carry in their scalars, for the ledger."""
     if _INDEX not in scalars:
         return 0
     return sum(len(v) for name, v in scalars.items() if isinstance(v, bytes) and "." in name)
@@ -480,12 +452,11 @@ _KINDS: dict[str, Any] = {"array": ArrayRecord, "config": ConfigRecord, "metric"
 
 
 def is_packed(content: RecordDict) -> bool:
-    """Tell whether records were packed."""
     return _PACKED in content
 
 
 def pack(content: RecordDict) -> RecordDict:
-    """Return records of which small arrays and other values are packed into one."""
+    """Pack small arrays and all other values of records into one record."""
     index: list[tuple[str, str, list[tuple[str, int, Any]]]] = []
     blobs: list[bytes] = []
     packed: dict[str, Any] = {}
@@ -511,13 +482,7 @@ def pack(content: RecordDict) -> RecordDict:
 
 
 def unpack(content: RecordDict, *, party: str) -> RecordDict:
-    """Return the records as they were before they were packed.
-
-    Raises
-    ------
-    ProtocolError
-        They are damaged.
-    """
+    """Return the records before :func:`pack`; ProtocolError if they are damaged."""
     try:
         packed: Any = content[_PACKED]
         blobs, place, found = packed["blobs"], 0, {}

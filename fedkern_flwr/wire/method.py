@@ -1,4 +1,4 @@
-"""Messages of methods that have none of their own: a name, and arguments by name."""
+"""Define messages for methods without message classes: a name, and arguments by name."""
 
 from __future__ import annotations
 
@@ -17,21 +17,16 @@ _WHOLE = ("i", "u", "b")  # kinds of arrays that travel as float64
 
 
 class MethodRequest(Message, phase="method"):
-    """Ask the clients for what a method calls ``name``.
+    """Request what a method calls ``name``.
 
     Attributes
     ----------
-    session : str
-        Name of the run.
     round : int
         Number of the exchange.
     checkpoint_every : int
-        Rounds from one saved state to the next; 0 saves none.
-    name : str
-        What is asked for.
+        Rounds between saved states; 0 saves none.
     plain : bytes
-        JSON: arguments that are no arrays, names and shapes of those that are, sizes that are
-        summed.
+        JSON: arguments that are no arrays, names and shapes of arrays, sizes of sums.
     given : tuple of ndarray, shape (n,) each
         The arrays, flat.
     """
@@ -45,17 +40,7 @@ class MethodRequest(Message, phase="method"):
 
 
 class MethodReply(Message, phase="method"):
-    """A client's answer.
-
-    Attributes
-    ----------
-    round : int
-        Number of the exchange.
-    plain : bytes
-        JSON as in the request; empty for a contribution to a sum.
-    given : tuple of ndarray, shape (n,) each
-        Arrays, flat.
-    """
+    """Answer such a request; ``plain`` is empty for a contribution to a sum."""
 
     round: int
     plain: bytes = b""
@@ -65,7 +50,7 @@ class MethodReply(Message, phase="method"):
 def pack(
     values: Mapping[str, Any], sizes: Mapping[str, int] | None = None
 ) -> tuple[bytes, tuple[NDArray[Any], ...]]:
-    """Return values by name, arrays among them, as a JSON text and flat arrays.
+    """Return values by name, arrays included, as JSON and flat arrays.
 
     Raises
     ------
@@ -100,7 +85,7 @@ def pack(
 def unpack(
     text: bytes, given: tuple[NDArray[Any], ...], *, party: str
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the values, and the sizes that go with them, of :func:`pack`.
+    """Return the values and sizes of :func:`pack`.
 
     Raises
     ------

@@ -1,10 +1,9 @@
-"""Messages of secure sums; see :mod:`fedkern_flwr.secure_sum` for the protocol.
+"""Define the messages of secure sums; see :mod:`fedkern_flwr.secure_sum` for the protocol.
 
 ``Roster``, ``Order``, ``Upload``, ``Ballot``, ``Vote``, ``Unmask``, ``UnmaskReply``, ``Recover``,
-``RecoverReply``, ``Delivery`` and ``End`` are sections that ride on the messages of a method. Where
-there is none to ride on, they travel on a ``SumRequest`` and its ``SumReply``.
-
-Bit sets are little-endian bytes, a bit per member of the cohort in ascending order.
+``RecoverReply``, ``Delivery`` and ``End`` are sections of a method's messages. Without such a
+message they are sent in a ``SumRequest`` and its ``SumReply``. A bit set has one bit per member of
+the cohort, ascending, in little-endian bytes.
 """
 
 from __future__ import annotations
@@ -17,23 +16,22 @@ from .message import Message, PhaseMessage, arrays, content_digest
 
 
 class Roster(Message, phase="sum-roster"):
-    """Server to client: all keys of the run, and the cohorts among which it will sum.
+    """Server to client: all keys of the run, and the cohorts of its sums.
 
     Attributes
     ----------
     partitions : bytes
         Ids as little-endian int32, ascending.
-    keys : bytes
-        X25519 public keys, 32 bytes each, in that order.
-    signatures : bytes
-        Ed25519 signatures of the keys, 64 bytes each, zeros for a party without identity.
+    keys, signatures : bytes
+        X25519 public keys (32 bytes each) in that order, and their Ed25519 signatures (64 bytes
+        each, zeros without identity).
     cohorts : str
         JSON list of [threshold, number of its first sum, [partition, ...]].
     cipher : str
-        The cipher that makes masks.
+        Cipher of the masks.
     counts : bytes
-        Per party, in that order: rows that it learns from and held-out rows, as it declared them
-        and signed with its key; little-endian int64.
+        Per party, as declared and signed: training rows, held-out rows and bits of a row, in
+        little-endian int64.
     """
 
     long_texts = ("cohorts",)
@@ -47,7 +45,7 @@ class Roster(Message, phase="sum-roster"):
 
 
 class SumSection(Message):
-    """What every section about one sum carries: its cohort and its number in that cohort."""
+    """Base of sections about one sum: its cohort, and its number in the cohort."""
 
     cohort: int
     index: int
@@ -58,9 +56,6 @@ class Order(SumSection, phase="sum-order"):
 
     Attributes
     ----------
-    name : str
-        What is summed; the method's name for it.
-    length : int
     kind, bits, bound
         The encoding.
     receiver : int
@@ -68,13 +63,12 @@ class Order(SumSection, phase="sum-order"):
     self_masks : bool
         False for a sum that is opened only if every member of the cohort takes part.
     open_from : int
-        Sums of this cohort with smaller numbers are closed: erase what belongs to them.
+        Sums of this cohort with smaller numbers are closed: erase their data.
     counted : int
-        Number of the last sum of this cohort in which this client's vector was counted.
-    noise : int
-        Variance of the noise that each party adds, in units of the last place squared; 0 for none.
-    fraction : int
-        With noise: fractional bits, of which there are as many as fit without it.
+        Number of the cohort's last sum that has this client's vector.
+    noise, fraction : int
+        Variance of each party's noise, in squared units of the last place, and fractional bits; 0
+        for none.
     """
 
     name: str
@@ -96,13 +90,11 @@ class Upload(SumSection, phase="sum-upload"):
     Attributes
     ----------
     shares : bytes
-        Per neighbour, ascending: its share of the seed of the self mask, sealed.
+        Per neighbour, ascending: its sealed share of the seed of the self mask.
     backups : bytes
-        Per neighbour: its shares of the seeds of the other pairs of this client, sealed. Empty
-        where they are off (:meth:`.Cohort.backs_up`) or this client allows no recovery.
+        Per neighbour: its sealed shares of the seeds of this client's other pairs; may be empty.
     commitments : bytes
-        Digests of the self seed, if there is one, and of the seeds of all its pairs, 16 bytes each.
-    masked : tuple of ndarray
+        Digests of the self seed, if any, and of the seeds of all pairs, 16 bytes each.
     """
 
     shares: bytes
@@ -112,41 +104,31 @@ class Upload(SumSection, phase="sum-upload"):
 
 
 class Ballot(SumSection, phase="sum-vote"):
-    """Server to client: sign that these are the survivors of a sum.
-
-    Attributes
-    ----------
-    alive : bytes
-        Bit set.
-    """
+    """Server to client: sign these survivors of a sum (bit set ``alive``)."""
 
     alive: bytes
 
 
 class Vote(SumSection, phase="sum-vote"):
-    """Client to server: the only survivors for which it will ever answer.
+    """Client to server: Ed25519 signature of the only survivors that it will answer for.
 
-    Attributes
-    ----------
-    signature : bytes
-        Ed25519, 64 bytes; see :mod:`fedkern_flwr.secure_sum.membership`.
+    See :mod:`fedkern_flwr.secure_sum.membership`.
     """
 
     signature: bytes
 
 
 class Unmask(SumSection, phase="sum-unmask"):
-    """Server to client: the survivors of a sum, declared once and for all.
+    """Server to client: the final survivors of a sum.
 
     Attributes
     ----------
     alive, dead : bytes
-        Bit sets that part the cohort.
+        Bit sets that split the cohort.
     shares : bytes
-        Per surviving neighbour, ascending: what it sealed for this client.
+        Per surviving neighbour, ascending: its sealed share for this client.
     voters, votes : bytes
-        Bit set of survivors and their signatures, ascending: the certificate. Empty where none is
-        needed.
+        The certificate: bit set of voters, and their signatures, ascending; may be empty.
     """
 
     alive: bytes
@@ -157,14 +139,14 @@ class Unmask(SumSection, phase="sum-unmask"):
 
 
 class UnmaskReply(SumSection, phase="sum-unmask"):
-    """Client to server: shares of survivors' self seeds, seeds of its pairs with the dead.
+    """Client to server: what opens a sum.
 
     Attributes
     ----------
     shares : bytes
-        Its share of its own self seed, then of each surviving neighbour's, 33 bytes each.
+        Shares of its self seed, then of each surviving neighbour's, 33 bytes each.
     seeds : bytes
-        Seeds of this sum that it has in common with each dead neighbour, 32 bytes each.
+        Seeds of its pairs with dropped neighbours, 32 bytes each.
     """
 
     shares: bytes
@@ -172,16 +154,10 @@ class UnmaskReply(SumSection, phase="sum-unmask"):
 
 
 class Recover(SumSection, phase="sum-recover"):
-    """Server to client: survivors that fell silent; reveal shares of their pairs with the dead.
+    """Server to client: reveal shares of the seeds that dropped survivors have with the dead.
 
-    Attributes
-    ----------
-    alive : bytes
-        The survivors declared before.
-    silent : bytes
-        Bit set of survivors that did not answer, neighbours of this client.
-    backups : bytes
-        Per silent party: what it sealed for this client.
+    ``alive`` are the survivors, as declared before; ``silent`` those of them without an answer,
+    neighbours of this client; ``backups`` their sealed backups for this client.
     """
 
     alive: bytes
@@ -190,7 +166,7 @@ class Recover(SumSection, phase="sum-recover"):
 
 
 class RecoverReply(SumSection, phase="sum-recover"):
-    """Client to server: per silent party and dead neighbour of it, a share of their seed."""
+    """Client to server: a share of the seed, per dropped survivor and its dead neighbour."""
 
     shares: bytes
 
@@ -202,60 +178,56 @@ class Delivery(SumSection, phase="sum-delivery"):
 
 
 class End(Message, phase="sum-end"):
-    """Server to client: the run is over with this request; erase all that belongs to its sums.
+    """Server to client: the run is over with this request; erase its sums.
 
-    Beside the requests of the last exchange; who has no part in it gets a :class:`FinishRequest`.
+    It is part of the last exchange; a party without a part in that gets a :class:`FinishRequest`.
     """
 
 
 class SumRequest(Message):
-    """A request that only carries sections."""
+    """A request with sections only."""
 
     session: str
     round: int
 
 
 class VoteRequest(SumRequest, phase="vote"):
-    """Carries :class:`Ballot` sections."""
+    """Carry :class:`Ballot` sections."""
 
 
 class UnmaskRequest(SumRequest, phase="unmask"):
-    """Carries :class:`Unmask` sections."""
+    """Carry :class:`Unmask` sections."""
 
 
 class RecoverRequest(SumRequest, phase="recover"):
-    """Carries :class:`Unmask` sections to the silent again, :class:`Recover` to those who answered.
+    """Carry :class:`Unmask` sections to dropped survivors, :class:`Recover` sections to the others.
 
-    Attributes
-    ----------
-    attempt : int
-        From 1.
+    ``attempt`` counts from 1.
     """
 
     attempt: int
 
 
 class FinishRequest(SumRequest, phase="finish"):
-    """The run is over: erase all that belongs to its sums."""
+    """The run is over: erase its sums."""
 
 
 class BreakRequest(SumRequest, phase="break"):
-    """The run broke off, and may go on: erase what belongs to its sums, but the key of its noise.
+    """The run was interrupted: erase its sums, but keep its noise key.
 
-    A sum that is asked for again must have the noise that it had.
+    A repeated sum must have the same noise as before.
     """
 
 
 class SumReply(Message, phase="sum-reply"):
-    """A reply that only carries sections."""
+    """A reply with sections only."""
 
 
 def bind(name: str, request: PhaseMessage, **alike: Any) -> str:
-    """Return the name of a sum to which nodes contribute only if all were asked the same.
+    """Return the name of a sum to which nodes contribute only if all got the same request.
 
-    The masks of a sum depend on its name: a server that tells nodes different things, such as other
-    items or another set of nodes that count, gets a sum that cannot be opened. Scalars in which
-    requests may differ are given, with what stands for them.
+    Masks depend on the name. If a server sends nodes different requests, such as other items, the
+    sum cannot be opened. ``alike`` replaces scalars in which requests may differ.
     """
     digest = content_digest({**request.scalars(), **alike}, request.arrays())
     return f"{name}#{digest[:32]}"
