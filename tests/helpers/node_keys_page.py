@@ -8,13 +8,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import re
 import sys
 from dataclasses import fields
 from pathlib import Path
 
-from fedkern_flwr.guard.policy import NodePolicy, toml
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "node-keys.md"
@@ -58,7 +59,7 @@ def meanings() -> dict[str, str]:
 
 def default(value: object) -> str:
     """Return a default as it is written in the file; nothing if the meaning says it."""
-    return "" if value is None or value == math.inf else f"`{toml(value)}`"
+    return "" if value is None or value == math.inf else f"`{json.dumps(value)}`"
 
 
 def page() -> str:
