@@ -21,7 +21,7 @@ def welch(counts: ArrayLike, means: ArrayLike, variances: ArrayLike) -> tuple[fl
 
     >>> t, p = welch([10, 12], [1.0, 2.0], [1.0, 1.5])
     >>> round(t, 4), round(p, 4)
-    (-2.1082, 0.0479)
+    (-2.1082, 0.0478)
     """
     n, m, v = (np.asarray(part, np.float64) for part in (counts, means, variances))
     if (n < 2).any() or not (v / n).sum() > 0.0:

@@ -229,6 +229,10 @@ def documented() -> set[str]:
     return whole | set(single)
 
 
+def test_the_pages_of_the_api_name_modules_that_there_are() -> None:
+    assert [name for name in sorted(documented()) if importlib.util.find_spec(name) is None] == []
+
+
 def is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 

@@ -210,7 +210,7 @@ def read_policy(path: str | Path) -> NodePolicy:
 def write_policy(policy: NodePolicy) -> str:
     """Return a policy as TOML, one rule with its comment a line; defaults are commented out.
 
-    >>> print(write_policy(NodePolicy(min_own_rows=20)).splitlines()[4])
+    >>> print(write_policy(NodePolicy(min_own_rows=20)).splitlines()[5])
     min_own_rows = 20  # least number of own rows, and of rows that sums tell apart
     """
     lines = []

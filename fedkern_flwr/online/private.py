@@ -42,8 +42,8 @@ class Times(NamedTuple):
     Attributes
     ----------
     most, messages : int
-        Samples of a client in the largest message; most messages. With a budget per party all of
-        them may be substituted.
+        Samples of a client in the largest message; largest number of messages. With a budget per
+        party all of them may be substituted.
     parties, least : int
         N, parties of the sum; t, fewest that can open it.
     """

@@ -1,7 +1,7 @@
 """Recursive ridge regression: sums of rows, and learners that take one row at a time.
 
 A learner sees a row as raw columns with a one, or as random Fourier features. For p features, p (p
-+ 1) / 2 + p numbers are summed over clients: the upper triangle of Phi^T Phi, and Phi^T y. They
++ 3) / 2 numbers are summed over clients: the upper triangle of Phi^T Phi, and Phi^T y. They
 determine the ridge regression of all rows exactly.
 """
 

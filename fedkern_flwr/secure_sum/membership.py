@@ -407,7 +407,7 @@ def value_mark(order: Order, told: bytes) -> str:
 # shares open a seed (s = t on the complete graph). Any c parties collude with the server. No vector
 # is opened, and an opened sum has the vectors of at least s - c honest parties, if ::
 #
-#     c < min(2 t - N, s - 1)            (graph.fewest_colluders)
+#     c < min(2 t - N, s - 1)            (see fewest_colluders)
 #
 # *One set.* A certificate has the votes of at least t - c honest parties. Two sets with
 # certificates would need 2 (t - c) votes of the N - c honest parties, each of which votes once: not

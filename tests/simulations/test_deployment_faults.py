@@ -291,7 +291,7 @@ class SurvivingRuns(LocalDeployment):
             super().start_superlink(port)
         finally:
             self.processes.start = usual  # type: ignore[method-assign]
-        if "SuperExec" not in self.processes.names():
+        if "SuperExec" not in self.processes.started:
             command = ["flower-superexec", "--runtime-api-address", self.address, *own]
             command += ["--root-certificates", str(self.folder / "keys" / "ca.crt")]
             usual("SuperExec", command, self.folder / "superexec.log")
