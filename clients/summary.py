@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import astuple
 from typing import Any
@@ -21,13 +22,15 @@ from fedkern_flwr.summary import (
     About,
     Column,
     Plan,
+    SummaryDescribeReply,
     as_summed,
     moments,
     noisy_terms,
     places,
 )
-from fedkern_flwr.summary_columns import near_name
+from fedkern_flwr.summary_columns import unlisted_words
 from fedkern_flwr.summary_figures import Difference, Totals, compare_with_others
+from fedkern_flwr.wire import DescribeRequest
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -48,20 +51,25 @@ class SummaryClient(MethodClient):
     raw = True
     pinned = ("plan", "bound", "group", "seed")
 
-    @answers("columns")
-    def describe_columns(self) -> dict[str, Any]:
-        """Return names and kinds of its columns, categories of enough rows, and pseudonyms."""
-        words = {name: self._enough(name) for name in self.categories}
-        kinds = [self.kinds.get(name, "number") for name in self.columns]
-        found = {"names": list(self.columns), "kinds": kinds, "words": words}
-        if self.ids is None or self.alignment_key is None:
-            return found
-        exact = isinstance(self.alignment_key, AlignmentTags)  # no other spelling has a tag
-        ids = {"ids": self.ids, "spelled": self.ids if exact else plain_ids(self.ids)}
-        for name, texts in ids.items():
-            hashes = hash_ids(texts, self.alignment_key, self.session)
-            found[name] = hashes[sort_order(hashes)].view(np.uint32)
-        return found
+    def describe(self, request: DescribeRequest) -> SummaryDescribeReply:
+        """Return its sizes, kinds of its columns, categories of enough rows, and pseudonyms."""
+        held, hashes = b"", [np.zeros((0, 2), np.uint64)] * 2
+        if not request.privacy:
+            words = {name: self._enough(name) for name in self.categories}
+            kinds = [self.kinds.get(name, "number") for name in self.columns]
+            held = json.dumps([self.columns, kinds, words]).encode()
+            if self.ids is not None and self.alignment_key is not None:
+                exact = isinstance(self.alignment_key, AlignmentTags)  # no other spelling has a tag
+                spelled = self.ids if exact else plain_ids(self.ids)
+                whole = [
+                    hash_ids(n, self.alignment_key, request.session) for n in (self.ids, spelled)
+                ]
+                hashes = [one[sort_order(one)] for one in whole]
+        about = vars(super().describe(request))
+        few = self.policy.min_sum_rows
+        return SummaryDescribeReply(
+            **about, held=held, fewest=few, ids=hashes[0], spelled=hashes[1]
+        )
 
     @contributes(PLACES)
     def add_places(self, plan: str, bound: float, circles: int) -> dict[str, Any]:
@@ -70,14 +78,10 @@ class SummaryClient(MethodClient):
         for one in whole.numbers:
             values = own.get(one.name, np.zeros(0))
             if np.abs(values[np.isfinite(values)]).max(initial=0.0) > bound:
-                raise self.unfit(
-                    TableError(
-                        f"column {one.name!r} has values beyond the public bound of {bound:g}",
-                        remedy="write it in larger units, or raise the option bound",
-                        party=self.name,
-                        code="FK-VALUES-BOUND",
-                    )
-                )
+                problem = f"column {one.name!r} has values beyond the public bound of {bound:g}"
+                remedy = "write it in larger units, or raise the option bound"
+                error = TableError(problem, remedy=remedy, party=self.name, code="FK-VALUES-BOUND")
+                raise self.unfit(error)
         return places(whole, own, bound, circles)
 
     @contributes(MOMENTS)
@@ -90,7 +94,7 @@ class SummaryClient(MethodClient):
         """Return all figures at once, of public columns, clipped to their ranges."""
         return noisy_terms(*self._own(plan))
 
-    @answers("compare")
+    @answers("compare", last=True)
     def compare(self, plan: str, notes: list[Any], **given: Any) -> dict[str, Any] | None:
         """Compare its columns with those of the others, for its owner; flag them if that is so."""
         whole, own = self._own(plan)
@@ -101,7 +105,8 @@ class SummaryClient(MethodClient):
         mine, others = (Totals(whole, about, one) for one in (terms, rest))
         found = compare_with_others(own, mine, others)
         found += [Difference(name, "names", np.nan, np.nan, text) for name, text in notes]
-        found += self._unknown_words(whole)
+        rare = unlisted_words(whole, self.categories)
+        found += [Difference(name, "categories", np.nan, np.nan, text) for name, text in rare]
         for one in found:
             if one.text:
                 text = plain_line(f"{one.column or one.check}: {one.text}")
@@ -123,19 +128,6 @@ class SummaryClient(MethodClient):
         least = max(1, self.policy.min_sum_rows)
         return [word for word, n in zip(names, counts, strict=True) if n >= least]
 
-    def _unknown_words(self, plan: Plan) -> list[Difference]:
-        """Return what is to be said of its categories that are not counted by their names."""
-        found = []
-        for one in plan.texts:
-            names = self.categories.get(one.name, ())
-            shared = [word for word in one.words if word in names]
-            missing = [word for word in one.words if word not in names]
-            for word in names:
-                if word not in one.words and (like := near_name(word, missing or shared)):
-                    text = f"category {word!r} is among the others; it may be {like!r}"
-                    found.append(Difference(one.name, "categories", np.nan, np.nan, text))
-        return found
-
     def _is(self, one: Column) -> bool:
         """Return whether a column holds what the public bounds say of it."""
         own = self.kinds.get(one.name, "number")
@@ -149,8 +141,10 @@ class SummaryClient(MethodClient):
         """
         plan, own = Plan.read(told), dict[str, Floats]()
         least = self.policy.min_parties or self.enough_parties
-        [cohort, *_] = self.secure_sums.party.state.cohorts.values()
-        absent = len(cohort.members) - cohort.threshold  # holders may be among these
+        if "absent" not in self.kept.settings:  # the last request finds no cohort any more
+            [cohort, *_] = self.secure_sums.party.state.cohorts.values()
+            self.kept.settings["absent"] = len(cohort.members) - cohort.threshold
+        absent = self.kept.settings["absent"]  # holders may be among these
         self.rows_chosen = any(len(one.holders) < self.partitions for one in plan.columns)
         for one in plan.columns:
             if self.partition not in one.holders or one.name not in self.columns:
@@ -167,13 +161,8 @@ class SummaryClient(MethodClient):
                 continue
             values = self.x[:, self.columns.index(one.name)]
             if self.budget is not None and not self._is(one):
-                raise self.unfit(
-                    TableError(
-                        f"column {one.name!r} holds no {one.kind}, but the public bounds say so",
-                        party=self.name,
-                        code="FK-COLUMN-KIND",
-                    )
-                )
+                problem = f"column {one.name!r} holds no {one.kind}, but the public bounds say so"
+                raise self.unfit(TableError(problem, party=self.name, code="FK-COLUMN-KIND"))
             if one.kind == "category":
                 names = self.categories.get(one.name, ())
                 # noise hides rare ones, and a row that becomes another moves two counts only

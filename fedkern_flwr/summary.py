@@ -17,16 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .encoding.columns import (
-    COARSE,
-    DAY,
-    DECIMALS,
-    coarse_edges,
-    count_bins,
-    count_strays,
-)
+from .encoding.columns import COARSE, DAY, DECIMALS, coarse_edges, count_bins, count_strays
 from .plain_text import read_json
 from .steps import Sum
+from .wire.describe import DescribeReply
+from .wire.message import array
 
 Floats = NDArray[np.float64]
 Terms = dict[str, Any]
@@ -35,7 +30,6 @@ Terms = dict[str, Any]
 PLACES = Sum("places", bound=1.0)
 
 
-#: Powers and products, each over the number of values of all parties, or its root; finer bins.
 def width(sizes: Mapping[str, int]) -> int:
     """Return the number of columns with products in the second sum, from the size of each key."""
     # Products of d numbers fill a triangle; n columns with missing values add 2 d n + n². Groups
@@ -46,12 +40,32 @@ def width(sizes: Mapping[str, int]) -> int:
     return max(d, sizes["powers"] // 3 if grouped else 0) + n + sizes["words"] * grouped
 
 
+#: Powers and products, each over the number of values of all parties, or its root; finer bins.
 MOMENTS = Sum("moments", bound=1.0, per="client", products=width)
 #: All at once, of public columns, in units of :func:`noisy_reach`.
 NOISY = Sum("noisy", bound=1.0, sensitivity=1.0)
 
 FEATURES = 16  # random frequencies with which tables are compared
 NOISY_BINS = 32
+
+
+class SummaryDescribeReply(DescribeReply):
+    """What a party says of its table; of a run with a budget, whose columns are public, sizes only.
+
+    Attributes
+    ----------
+    held : bytes
+        JSON: names and kinds of its columns, and the categories that enough of its rows have.
+    fewest : int
+        Rows that a count must have to be shown: ``min_sum_rows`` of its policy.
+    ids, spelled : ndarray of uint64, shape (ids, 2)
+        Sorted pseudonyms of its ids, as they are and in one spelling.
+    """
+
+    held: bytes = b""
+    fewest: int = 0
+    ids: NDArray[Any] = array("ids", "words", dtype="ring")
+    spelled: NDArray[Any] = array("ids", "words", dtype="ring")
 
 
 @dataclass(frozen=True)
@@ -222,10 +236,8 @@ def moments(plan: Plan, own: Mapping[str, Floats], about: About) -> Terms:
     """
     shapes = moment_shapes(plan, about)
     found: Terms = {name: np.zeros(shape) for name, shape in shapes.items()}
-    found["rows"], found["words"] = (
-        count_rows(plan, own) / about.rows,
-        count_words(plan, own) / about.rows,
-    )
+    found["rows"] = count_rows(plan, own) / about.rows
+    found["words"] = count_words(plan, own) / about.rows
     units, bins = dict[int, Floats](), []
     for k, (one, edges) in enumerate(zip(plan.numbers, about.bins(), strict=True)):
         values = own.get(one.name, np.zeros(0))

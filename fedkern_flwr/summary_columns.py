@@ -13,7 +13,8 @@ import numpy as np
 from .alignment import Overlap, count_overlaps
 from .errors import OptionError, TableError
 from .plain_text import read_json
-from .summary import Column, Plan
+from .summary import Column, Plan, SummaryDescribeReply
+from .table_parties import misfit
 
 _ALIKE = 0.7
 
@@ -24,6 +25,8 @@ class Common:
 
     Attributes
     ----------
+    called : dict
+        Partition -> how texts call it.
     plan : Plan
         Without columns of different kinds at different parties.
     notes : dict
@@ -32,53 +35,58 @@ class Common:
         Partition -> how many of its rows others have, with an alignment key.
     """
 
+    called: dict[int, str]
     plan: Plan
     notes: dict[int, list[tuple[str, str]]]
     overlaps: dict[int, Overlap]
 
-    def tables(self, called: Mapping[int, str], flags: Mapping[int, Any]) -> dict[str, Any]:
-        """Return a table of notes and checks, and one of common ids."""
+    def tables(self, flags: Mapping[int, Any]) -> dict[str, Any]:
+        """Return a table of what is to be said, also by parties, and one of the ids they share."""
         said = [(p, *note) for p in self.notes for note in self.notes[p]]
         said += [(p, *flag) for p, answer in flags.items() for flag in answer.get("flags", ())]
         found = {}
         if said:
             heads = ["party", "column", "check"]
-            found["checks"] = [heads, *([called[p], *text] for p, *text in said)]
+            found["checks"] = [heads, *([self.called[p], *text] for p, *text in said)]
         if self.overlaps:
-            found["ids"] = self._shared(called)
+            found["ids"] = self._shared()
         return found
 
-    def _shared(self, called: Mapping[int, str]) -> list[list[str]]:
-        table = [["shared ids", *(called[p] for p in self.overlaps)]]
+    def _shared(self) -> list[list[str]]:
+        """Return a table of how many ids each pair of parties shares."""
+        table = [["shared ids", *(self.called[p] for p in self.overlaps)]]
         for p, one in self.overlaps.items():
             cells = (one.rows if k == p else one.shared[k] for k in self.overlaps)
-            table.append([called[p], *map(str, cells)])
+            table.append([self.called[p], *map(str, cells)])
         return table
 
 
-def common_columns(
-    told: Mapping[int, Any], called: Mapping[int, str], group: str | None = None
-) -> Common:
-    """Return the columns of all parties, with notes.
+def common_columns(parties: Sequence[SummaryDescribeReply], group: str | None = None) -> Common:
+    """Return the columns of all parties, and what is to be said to whom.
 
     Parameters
     ----------
-    told : mapping
-        Partition -> ``names`` and ``kinds`` of its columns, ``words`` of its categories, and
-        pseudonyms of its ids (``ids``), also in one spelling (``spelled``).
-    called : mapping
-        Partition -> its name.
+    parties : sequence of SummaryDescribeReply
+        By partition.
     group : str, optional
         A column that must be one of categories.
+
+    Raises
+    ------
+    ProtocolError
+        What a party says of its columns cannot be read.
+    TableError
+        No column is left.
+    OptionError
+        There is no such column of categories.
     """
     kinds: dict[str, dict[int, str]] = {}
     words: dict[str, dict[str, set[int]]] = {}
-    told = dict(sorted(told.items()))  # whichever answered first
-    notes: dict[int, list[tuple[str, str]]] = {p: [] for p in told}
-    for p, one in told.items():
-        for name, kind in zip(one["names"], one["kinds"], strict=True):
+    notes: dict[int, list[tuple[str, str]]] = {one.partition: [] for one in parties}
+    for p, one in zip(notes, parties, strict=True):
+        for name, kind, own in _read_columns(one):
             kinds.setdefault(name, {})[p] = kind
-            for word in one["words"].get(name, ()):
+            for word in own:
                 words.setdefault(name, {}).setdefault(word, set()).add(p)
     columns = []
     for name, held in kinds.items():
@@ -92,7 +100,7 @@ def common_columns(
             continue
         columns.append(Column(name, here.pop(), tuple(held), tuple(sorted(words.get(name, {})))))
         rest = [other for other in kinds if not set(kinds[other]) & set(held)]
-        if len(held) == 1 < len(told) and (like := near_name(name, rest)):
+        if len(held) == 1 < len(parties) and (like := near_name(name, rest)):
             notes[min(held)].append((name, f"is here alone; others have {like!r}"))
         for word, where in words.get(name, {}).items():
             rest = [other for other, at in words[name].items() if not at & where]
@@ -112,24 +120,41 @@ def common_columns(
             remedy=f"name one of {', '.join(one.name for one in plan.texts) or 'these'}",
             code="FK-COLUMN-MISSING",
         )
-    return Common(plan, notes, _match(told, called, notes))
+    called = {one.partition: one.called for one in parties}
+    return Common(called, plan, notes, _match(parties, called, notes))
+
+
+def _read_columns(party: SummaryDescribeReply) -> list[tuple[str, str, list[str]]]:
+    """Return name, kind and categories of the columns of a party.
+
+    Raises
+    ------
+    ProtocolError
+    """
+    try:
+        names, kinds, words = read_json(party.held)
+        found = [
+            (str(name), str(kind), [*map(str, words.get(name, ()))])
+            for name, kind in zip(names, kinds, strict=True)
+        ]
+    except (ValueError, TypeError, AttributeError):
+        raise misfit(
+            party.partition, "its columns cannot be read", code="FK-MESSAGE-DAMAGED"
+        ) from None
+    return found
 
 
 def _match(
-    told: Mapping[int, Any],
+    parties: Sequence[SummaryDescribeReply],
     called: Mapping[int, str],
     notes: Mapping[int, list[tuple[str, str]]],
 ) -> dict[int, Overlap]:
-
-    def overlaps(name: str) -> dict[int, Overlap]:
-        given = {p: one[name] for p, one in told.items() if name in one}
-        hashes = {
-            p: np.ascontiguousarray(one.astype(np.uint32)).view(np.uint64)
-            for p, one in given.items()
-        }
-        return count_overlaps(hashes) if len(hashes) > 1 else {}
-
-    exact, plain = overlaps("ids"), overlaps("spelled")
+    """Count the ids that parties share, and note those that they would in one spelling."""
+    having = [one for one in parties if len(one.ids)]
+    if len(having) < 2:
+        return {}
+    exact = count_overlaps({one.partition: one.ids for one in having})
+    plain = count_overlaps({one.partition: one.spelled for one in having})
     for p, one in plain.items():
         for k, n in one.shared.items():
             more, same = n - exact[p].shared[k], exact[p].shared[k]
@@ -148,6 +173,20 @@ def near_name(name: str, known: Sequence[str]) -> str:
 
     best = max(known, key=likeness, default="")
     return best if best and likeness(best) >= _ALIKE else ""
+
+
+def unlisted_words(plan: Plan, own: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """Return column and text of each category of a party that may be another's by another name."""
+    found = []
+    for one in plan.texts:
+        names = own.get(one.name, ())
+        shared = [word for word in one.words if word in names]
+        missing = [word for word in one.words if word not in names]
+        for word in names:
+            if word not in one.words and (like := near_name(word, missing or shared)):
+                text = f"category {word!r} is among the others; it may be {like!r}"
+                found.append((one.name, text))
+    return found
 
 
 def public_columns(path: str | None, holders: Sequence[int]) -> Plan:

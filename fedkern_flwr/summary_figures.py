@@ -15,6 +15,7 @@ from .encoding.columns import (
     CIRCLES,
     COARSE,
     DECIMALS,
+    MIN_ROWS,
     SPLITS,
     binned_facts,
     coarse_edges,
@@ -40,6 +41,8 @@ from .summary import (
 Floats = NDArray[np.float64]
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_BINS = 200  # of few rows, where there is no limit: bins are unlike, and two per cent too many
+NEAR_RANK = 0.01  # a rank that may be farther off is noted
 
 
 def split_words(plan: Plan, words: Floats) -> dict[str, Floats]:
@@ -65,7 +68,8 @@ def read_places(
         centre, far = centres[best], reaches[best]
         scale = float(np.exp2(np.ceil(np.log2(max(far[0], 1e-100)))))
         decimals = decimals_of(np.rint(total["strays"][k]))
-        bins.append(fine_edges(counts, decimals, (centre, scale), place, bound, splits))
+        where: Any = (centre, scale), place, bound, splits, min(MIN_ROWS, n / _BINS)
+        bins.append(fine_edges(counts, decimals, *where))
         spread = min(scale, float(place[1]) / 4.0)
         reach = max(1.0, far[1] / scale)
         found.append([n, centre, scale, reach, spread, rows[one.name] > counts.sum(), decimals])
@@ -161,8 +165,8 @@ class Totals:
 def read_numbers(found: Totals, bound: float) -> list[Number]:
     """Return the figures of each column of numbers.
 
-    Least and greatest are powers of two that bound all values. The rank error of a quantile is at
-    most ``rank_error``: the share of the fullest bin with several values.
+    Least and greatest are powers of two that no value is beyond. Ranks of the quantiles are off by
+    at most ``rank_error`` of the values.
     """
     figures, about, coarse = [], found.about, coarse_edges(bound)
     for k, (one, edges) in enumerate(zip(found.plan.numbers, about.bins(), strict=True)):
@@ -174,11 +178,12 @@ def read_numbers(found: Totals, bound: float) -> list[Number]:
         mean = about.centre[k] + about.scale[k] * m if n else np.nan
         deviation = about.scale[k] * np.sqrt(variance) if n > 1 else np.nan
         knots, error, ends = np.full(2, np.nan), 0.0, (np.nan, np.nan)
+        levels = dict.fromkeys(_QUANTILES, float(mean))
         if n:
             decimals, filled = int(about.decimals[k]), np.flatnonzero(counts)
             knots = np.array(binned_facts(edges, counts, decimals, rows, mean, variance**0.5).knots)
-            width = np.diff(edges) * 10.0**decimals if decimals >= 0 else np.full(len(counts), 2.0)
-            error = float((counts * (width > 1.5)).max() / n)
+            if variance > 0.0:
+                levels, error = _quantiles(edges, counts, decimals)
             low, high = edges[filled[0]], edges[filled[-1] + 1]
             ends = (
                 coarse[max(0, np.searchsorted(coarse, low, side="right") - 1)],
@@ -195,12 +200,40 @@ def read_numbers(found: Totals, bound: float) -> list[Number]:
                 skewness=float(skewness),
                 least=float(ends[0]),
                 greatest=float(ends[1]),
-                quantiles={f"{q:g}": float(np.quantile(knots, q)) for q in _QUANTILES},
+                quantiles={f"{q:g}": value for q, value in levels.items()},
                 rank_error=error,
                 histogram=_bars(edges, counts, knots) if n else [],
             )
         )
     return figures
+
+
+def _quantiles(edges: Floats, counts: Floats, decimals: int) -> tuple[dict[float, float], float]:
+    """Return the quantiles, and by which share of the values a rank is off at most.
+
+    Between bins of one value each a quantile is that of all values. Else it is the next edge of a
+    bin, as its rank is known, or within the bin where both edges are too far.
+    """
+    ends, n, unit = np.cumsum(counts), counts.sum(), 10.0 ** max(decimals, 0)
+    single = (np.diff(edges) * unit < 1.5) & (decimals >= 0)
+    levels, error = {}, 0.0
+    for q in _QUANTILES:
+        place = (n - 1.0) * q
+        bins = np.searchsorted(ends, [np.floor(place), np.ceil(place)], side="right")
+        if single[bins].all():
+            low, high = np.rint((edges[bins] + edges[bins + 1]) / 2.0 * unit) / unit
+            levels[q] = float(low + place % 1.0 * (high - low))
+            continue
+        k = int(np.searchsorted(ends, q * n))
+        below, above = q * n - ends[k] + counts[k], ends[k] - q * n  # rows to both edges
+        if min(below, above) <= NEAR_RANK * n:
+            off, value = min(below, above), edges[k + (above < below)]
+        else:
+            off = max(below, above)
+            value = edges[k] + below / counts[k] * (edges[k + 1] - edges[k])
+        error = max(error, off / n)
+        levels[q] = float(np.ceil(value * unit) / unit if decimals >= 0 else value)
+    return levels, float(error)
 
 
 def _bars(edges: Floats, counts: Floats, knots: Floats, bars: int = 20) -> list[list[float]]:

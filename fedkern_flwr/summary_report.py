@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .statistics import anova, chi_square, corrected, inflation, welch
-from .summary_figures import Number, Totals, read_groups
+from .summary_figures import NEAR_RANK, Number, Totals, read_correlations, read_groups, read_numbers
 
 Floats = NDArray[np.float64]
 Table = list[list[str]]
@@ -25,9 +25,23 @@ _FIRST_DAY = date(1970, 1, 1)
 class Figures:
     """All results of a summary.
 
-    ``words`` maps a column of categories to their counts, with others last; ``names`` to their
-    names; ``rows`` to the rows of its holders. For ``groups`` see :func:`compare_groups`.
-    ``errors`` maps a column to standard errors of its figures, due to noise.
+    Attributes
+    ----------
+    numbers : sequence of Number
+    words : mapping
+        Column of categories -> counts of these, and of all others last.
+    names : mapping
+        Column of categories -> their names.
+    rows : mapping
+        Column of categories -> rows of its holders.
+    correlations : sequence of (names, ndarray)
+        Of columns that the same parties hold.
+    groups : mapping
+        See :func:`compare_groups`; empty without groups.
+    errors : mapping
+        Column -> standard errors of its figures, of noise.
+    fewest : int
+        Smaller counts are not shown in the tables.
     """
 
     numbers: Sequence[Number]
@@ -37,6 +51,21 @@ class Figures:
     correlations: Sequence[tuple[list[str], Floats]] = ()
     groups: Mapping[str, Any] = field(default_factory=dict)
     errors: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    fewest: int = 0
+
+    @classmethod
+    def of(cls, found: Totals, bound: float, fewest: int = 0) -> Figures:
+        """Return what the second sum says."""
+        texts = found.plan.texts
+        return cls(
+            numbers=read_numbers(found, bound),
+            words=found.words,
+            names={one.name: one.words for one in texts},
+            rows={one.name: found.rows[one.name] for one in texts},
+            correlations=read_correlations(found),
+            groups=compare_groups(found) if found.about.group else {},
+            fewest=fewest,
+        )
 
     def gaps(self, name: str) -> int:
         """Return the number of rows without a category in a column."""
@@ -108,7 +137,8 @@ class Figures:
         groups = self.groups
         heads = ["", f"all (n={self.most_rows})"]
         titles = zip(groups.get("names", ()), groups.get("rows", ()), strict=True)
-        heads += [f"{name} (n={n:.0f})" for name, n in titles] + ["p", "corrected p"] * bool(groups)
+        heads += [f"{name} (n={self._small(n) or f'{n:.0f}'})" for name, n in titles]
+        heads += ["p", "corrected p"] * bool(groups)
         tests = {test["column"]: test for test in groups.get("tests", ())}
         blank, table = [""] * (len(heads) - 2), [heads]
         for one in self.numbers:
@@ -117,15 +147,17 @@ class Figures:
             if test is not None:
                 own = test["groups"]
                 each = zip(own["n"], own["mean"], own["deviation"], strict=True)
-                cells = [_centre(one.kind, *group) for group in each]
+                cells = [self._centre(one.kind, *group) for group in each]
                 cells += [_level(test["p"]), _level(test["corrected"])]
-            whole = _centre(one.kind, known, one.mean, one.deviation)
+            whole = self._centre(one.kind, known, one.mean, one.deviation)
             table.append([f"{one.name}, {title}", whole, *cells])
             if one.kind != "boolean" and one.rank_error <= _ROUGH:
                 low, middle, high = (_value(one.quantiles[q], one.kind) for q in _QUARTILES)
-                table.append(["  median [quartiles]", f"{middle} [{low}, {high}]", *blank])
+                off = f", rank ± {one.rank_error:.1%}" if one.rank_error > NEAR_RANK else ""
+                title = f"  median [quartiles]{off}"
+                table.append([title, f"{middle} [{low}, {high}]", *blank])
             if one.gaps > 0:
-                table.append(["  missing, n (%)", _share(one.gaps, one.rows), *blank])
+                table.append(["  missing, n (%)", self._share(one.gaps, one.rows), *blank])
         for name, counts in self.words.items():
             test, there = tests.get(name), float(counts.sum())
             levels = [_level(test["p"]), _level(test["corrected"])] if test else []
@@ -135,12 +167,26 @@ class Figures:
                 cells = blank
                 if test is not None and k < len(self.names[name]):
                     own = np.array(test["groups"]["counts"])
-                    cells = [_share(n[k], n.sum()) for n in own] + ["", ""]
+                    cells = [self._share(n[k], n.sum()) for n in own] + ["", ""]
                 if counts[k] > 0.0 or word != "other":
-                    table.append([f"  {word}", _share(counts[k], there), *cells])
+                    table.append([f"  {word}", self._share(counts[k], there), *cells])
             if (gaps := self.gaps(name)) > 0:
-                table.append(["  missing", _share(gaps, float(self.rows[name])), *blank])
+                table.append(["  missing", self._share(gaps, float(self.rows[name])), *blank])
         return table
+
+    def _small(self, count: float) -> str:
+        """Return what is shown of a count that is too small to be shown; of others nothing."""
+        return f"<{self.fewest}" if 0.5 < count < self.fewest else ""
+
+    def _share(self, count: float, whole: float) -> str:
+        count = max(count, 0.0)  # noise may have made it negative
+        return self._small(count) or f"{count:.0f} ({100.0 * count / max(whole, 1.0):.1f})"
+
+    def _centre(self, kind: str, n: float, mean: float, deviation: float) -> str:
+        """Return how many are true, or mean and deviation; that of dates is in days."""
+        if kind == "boolean":
+            return self._share(n * mean, n)
+        return self._small(n) or f"{_value(mean, kind)} ({_value(deviation)})"
 
 
 def compare_groups(found: Totals) -> dict[str, Any]:
@@ -177,18 +223,6 @@ def compare_groups(found: Totals) -> dict[str, Any]:
         test["corrected"] = p
     counts = found.words[group][: len(words)]
     return {"names": list(words), "rows": counts.tolist(), "tests": shown, "all": tests}
-
-
-def _share(count: float, whole: float) -> str:
-    count = max(count, 0.0)  # noise may make it negative
-    return f"{count:.0f} ({100.0 * count / max(whole, 1.0):.1f})"
-
-
-def _centre(kind: str, n: float, mean: float, deviation: float) -> str:
-    """Format a share of true values, or mean and deviation (of dates in days)."""
-    if kind == "boolean":
-        return _share(n * mean, n)
-    return f"{_value(mean, kind)} ({_value(deviation)})"
 
 
 def _value(value: float, kind: str = "number") -> str:

@@ -15,21 +15,14 @@ from fedkern_flwr.summary import (
     MOMENTS,
     NOISY,
     PLACES,
+    SummaryDescribeReply,
     moment_shapes,
     noisy_shapes,
     place_shapes,
 )
 from fedkern_flwr.summary_columns import common_columns, public_columns
-from fedkern_flwr.summary_figures import (
-    Totals,
-    fits,
-    plan_sizes,
-    read_correlations,
-    read_noisy,
-    read_numbers,
-    read_places,
-)
-from fedkern_flwr.summary_report import Figures, compare_groups
+from fedkern_flwr.summary_figures import Totals, fits, plan_sizes, read_noisy, read_places
+from fedkern_flwr.summary_report import Figures
 from fedkern_flwr.wire.describe import DescribeReply, check_partitions
 
 
@@ -53,6 +46,7 @@ class Summary(PrivateMethod):
         "columns in which a party is unlike the others, if its policy reports them",
     )
     labels_of_row = 0
+    described = SummaryDescribeReply
 
     group: str | None = option(
         None, "A column of categories: the other columns are compared between its groups."
@@ -87,17 +81,15 @@ class Summary(PrivateMethod):
 
     # -- a run
 
-    def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Ask for columns, sum twice, and let each party compare itself with the others."""
+    def rounds(self, parties: Sequence[Any]) -> Rounds:
+        """Sum twice, and let each party compare itself with the others."""
         rows = float(sum(party.rows for party in parties))
         if self.budget is not None:
             return (yield from self._with_noise(parties))
         least = default_threshold(len(parties)) if self.threshold is None else self.threshold
-        self.planned = 6
-        told = yield Ask("columns", least=least)
-        called = {party.partition: party.called for party in parties}
-        found = common_columns(told, called, self.group)
-        plan, notes = found.plan, found.notes
+        self.planned = 5
+        found = common_columns(parties, self.group)
+        plan = found.plan
         allowed = allowance(parties, labels=0, threshold=least)
         circles, splits, products = plan_sizes(plan, allowed)
         if allowed.planned:
@@ -118,22 +110,15 @@ class Summary(PrivateMethod):
         asked |= vars(about)
         total = yield MOMENTS(moment_shapes(plan, about), **asked)
         asked |= {f"of_{name}": np.asarray(value) for name, value in total.items()}
-        there = self.nodes.contributors.get("moments", [*called])  # the sums less their own rows
-        each = {p: {**asked, "notes": notes.get(p, [])} for p in there}
-        flags = yield Ask("compare", each, among=there, least=1)
-        self.tables_ = found.tables(called, flags)
+        there = self.nodes.contributors.get("moments", [*found.called])  # sums less their own rows
+        each = {p: {**asked, "notes": found.notes[p]} for p in there}
+        whole = len(there) == len(parties)  # else those who dropped out have to be sent the end
+        flags = yield Ask("compare", each, among=there, least=1, last=whole)
+        self.tables_ = found.tables(flags)
         if found.overlaps:
             self.details_["overlap"] = {p: asdict(one) for p, one in found.overlaps.items()}
-        totals = Totals(plan, about, total)
-        figures = Figures(
-            numbers=read_numbers(totals, self.bound),
-            words=totals.words,
-            names={one.name: one.words for one in plan.texts},
-            rows={one.name: totals.rows[one.name] for one in plan.texts},
-            correlations=read_correlations(totals),
-            groups=compare_groups(totals) if about.group else {},
-        )
-        return self._show(figures)
+        fewest = max(party.fewest for party in parties)
+        return self._show(Figures.of(Totals(plan, about, total), self.bound, fewest))
 
     def _show(self, found: Figures) -> dict[str, Any]:
         """Fill the tables, the details and the model; return the metrics."""

@@ -188,12 +188,26 @@ def fine_edges(
     place: Floats,
     bound: float,
     most: int = SPLITS,
+    each: float = MIN_ROWS,
 ) -> Floats:
     """Return the edges of the second bins of a column, ascending.
 
-    ``counts`` are those of the first bins, ``about`` the mean and a number not below the deviation,
-    ``place`` what :func:`read_phases` returned; ``most`` bins at most are added by splitting the
-    first bins by their rows.
+    Parameters
+    ----------
+    counts : ndarray, shape (COARSE,)
+        Values in the first bins.
+    decimals : int
+        Of all values, -1 if they have more.
+    about : (float, float)
+        Where it is, and a number not below its deviation.
+    place : ndarray, shape (2,)
+        Where most values are, and within how much, see :func:`read_phases`.
+    bound : float
+        B, no value is larger.
+    most : int
+        By how many bins those of the first sum are split by their rows, at most.
+    each : float
+        Rows of such a bin, on average.
     """
     edges, n = coarse_edges(bound), max(float(counts.sum()), 1.0)
     windows = [(about[0], 4.0 * about[1]), (float(place[0]), float(place[1]) / 2.0)]
@@ -205,7 +219,7 @@ def fine_edges(
     for (_, half), part in zip(windows, within, strict=True):
         weight += (cuts[:-1] >= part[0]) * (cuts[1:] <= part[-1]) * width / (2.0 * half)
     weight *= counts[own] / np.bincount(own, weight, COARSE)[own]
-    splits = min(most, n // MIN_ROWS) / n
+    splits = min(most, n // each) / n
     parts = np.diff(np.rint(splits * np.cumsum(weight)), prepend=0.0).astype(np.intp) + 1
     # empty bins are not counted again: one bin up to the next non-empty one
     used = counts[own] > 0.0

@@ -274,7 +274,8 @@ class MethodClient(Client):
             )
         if ordered:
             return self.answering(lambda r: self._contribute(r, *sums[name]), request)
-        return self.answering(lambda r: self._tell(r, questions[name]), request)
+        answering = self.ending if name in self.marked("ends") else self.answering
+        return answering(lambda r: self._tell(r, questions[name]), request)
 
     def _contribute(
         self, request: MethodRequest, what: Sum, method: Callable[..., Any]

@@ -128,6 +128,9 @@ def _write_tables(folder: Path, own: Mapping[str, Any]) -> NodeConfig:
         found["id-column"] = identity
     if labelled:
         found["label-column"] = label
+    named = [name for name, kind in (own.get("kinds") or {}).items() if kind == "category"]
+    if named and not any("," in name or name != name.strip() for name in named):
+        found["categories"] = ",".join(named)  # cells of digits would be read as numbers
     if own.get("classes"):
         found["classes"] = ",".join(_class_names(own["classes"]))
     return found

@@ -242,13 +242,23 @@ def test_columns_of_some_parties() -> None:
     assert tested == {*table.columns[:4]}  # those whose holders have the groups as well
 
 
-def test_who_drops_out_between_the_sums_is_in_no_figure() -> None:
-    tables = parts_of(made(), 5)
-    lost = FaultPlan([(4, "method", k, Fault("vanished")) for k in range(4, 12)])
+@pytest.mark.parametrize("first", [1, 3, 5])
+def test_who_drops_out_before_a_sum_is_opened_is_in_no_figure(first: int) -> None:
+    """Before the first sum, between both, and before the totals are sent, which loses nothing."""
+    tables, there = parts_of(made(), 5), 4 + (first == 5)
+    lost = FaultPlan([(4, "method", k, Fault("vanished")) for k in range(first, 12)])
     strategy = run(tables, faults=lost, threshold=3, attempts=2)
-    check_numbers(strategy, tables[:4])
-    check_correlations(strategy, tables[:4])
-    check_words(strategy, tables[:4])
+    check_numbers(strategy, tables[:there])
+    check_correlations(strategy, tables[:there])
+    check_words(strategy, tables[:there])
+
+
+def test_a_run_takes_six_exchanges_and_one_of_a_budget_four(tmp_path: Path) -> None:
+    """Describe, two sums with their openings, the totals with which nodes erase all; one sum."""
+    tables, file = parts_of(made(), 3), tmp_path / "bounds.json"
+    file.write_text(json.dumps(BOUNDS))
+    assert run(tables).ledger_.exchanges == 6
+    assert run(tables, privacy_epsilon=3.0, bounds=str(file)).ledger_.exchanges == 4
 
 
 # -- what a node finds of itself
