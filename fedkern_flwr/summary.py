@@ -201,7 +201,9 @@ class About:
     seed: int
 
     def bins(self) -> list[Floats]:
-        return np.split(self.edges, np.cumsum(self.sizes.astype(np.intp))[:-1])
+        """Return the edges of the bins of each column."""
+        ends = np.cumsum(self.sizes.astype(np.intp))[:-1]
+        return np.split(self.edges, ends) if len(self.sizes) else []
 
     def units(self, values: Floats, k: int) -> Floats:
         """Return distances of values from a column's centre, in units of its scale."""

@@ -41,7 +41,8 @@ from .summary import (
 Floats = NDArray[np.float64]
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_BINS = 200  # of few rows, where there is no limit: bins are unlike, and two per cent too many
+_ROUNDED = 1e-15
+_BINS = 400  # of few rows, where there is no limit: a rank is to be within 1 % in any shape
 NEAR_RANK = 0.01  # a rank that may be farther off is noted
 
 
@@ -103,6 +104,11 @@ def read_arcs(arcs: Floats, n: float, bound: float) -> Floats:
     return np.array([place, last])
 
 
+def _above(variance: Any) -> Floats:
+    """Return variances in squares of the scale without what rounding makes of constant values."""
+    return np.where(np.asarray(variance) > _ROUNDED, variance, 0.0)
+
+
 @dataclass(frozen=True)
 class Number:
     """Figures of a column of numbers; deviation and skewness as in pandas."""
@@ -159,7 +165,7 @@ class Totals:
         """Return mean and variance of a column, in units of its scale about its centre."""
         m, square, _ = self.powers[k]
         n = self.known[k]
-        return float(m), float(max(square - m * m, 0.0) * n / max(n - 1.0, 1.0))
+        return float(m), float(_above(square - m * m) * n / max(n - 1.0, 1.0))
 
 
 def read_numbers(found: Totals, bound: float) -> list[Number]:
@@ -185,6 +191,9 @@ def read_numbers(found: Totals, bound: float) -> list[Number]:
             if variance > 0.0:
                 levels, error = _quantiles(edges, counts, decimals)
             low, high = edges[filled[0]], edges[filled[-1] + 1]
+            if decimals >= 0:  # bins end between two values
+                unit = 10.0**decimals
+                low, high = np.ceil(low * unit) / unit, np.floor(high * unit) / unit
             ends = (
                 coarse[max(0, np.searchsorted(coarse, low, side="right") - 1)],
                 coarse[min(len(coarse) - 1, np.searchsorted(coarse, high))],
@@ -268,9 +277,10 @@ def read_correlations(found: Totals) -> list[tuple[list[str], Floats]]:
         both[np.ix_(holes, holes)] = parts[2].reshape(len(holes), len(holes)) * across[gaps]
         both = np.maximum(np.rint(both), 1.0)
         mixed = mixed / both - first * first.T / both**2
-        spread = np.maximum(second / both - (first / both) ** 2, 0.0)
+        spread = _above(second / both - (first / both) ** 2)
         with np.errstate(invalid="ignore", divide="ignore"):
             matrix = np.clip(mixed / np.sqrt(spread * spread.T), -1.0, 1.0)
+        matrix[spread * spread.T == 0.0] = np.nan
         matrices.append(([found.plan.numbers[k].name for k in one], matrix))
     return matrices
 
@@ -285,7 +295,7 @@ def read_groups(found: Totals) -> tuple[dict[str, Floats], dict[str, Floats]]:
         mean = total / np.maximum(count, 1.0)
         variance = (square - count * mean**2) / np.maximum(count - 1.0, 1.0)
         mean = about.centre[k] + about.scale[k] * mean
-        variance = about.scale[k] ** 2 * np.maximum(variance, 0.0)
+        variance = about.scale[k] ** 2 * _above(variance)
         groups[found.plan.numbers[k].name] = np.stack([count, mean, variance])
     size = found.total["groups"].shape[1]
     ends = np.cumsum([size * len(one.words) for one in texts])[:-1]

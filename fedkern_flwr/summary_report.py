@@ -10,8 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .encoding.columns import CIRCLES, SPLITS
 from .statistics import anova, chi_square, corrected, inflation, welch
-from .summary_figures import NEAR_RANK, Number, Totals, read_correlations, read_groups, read_numbers
+from .summary import Column, Plan, as_summed, moments
+from .summary import places as places_of
+from .summary_figures import (
+    NEAR_RANK,
+    Number,
+    Totals,
+    read_correlations,
+    read_groups,
+    read_numbers,
+    read_places,
+)
+from .tables.table import Table as Rows
 
 Floats = NDArray[np.float64]
 Table = list[list[str]]
@@ -187,6 +199,40 @@ class Figures:
         if kind == "boolean":
             return self._share(n * mean, n)
         return self._small(n) or f"{_value(mean, kind)} ({_value(deviation)})"
+
+
+def pooled_table(table: Rows, group: str = "", fewest: int = 5) -> Table:
+    """Return the first table of rows in one place, made as that of many places.
+
+    Parameters
+    ----------
+    table : ~fedkern_flwr.tables.table.Table
+        Gaps are NaN, text is positions among its categories.
+    group : str
+        A column of categories, between whose groups the others are compared.
+    fewest : int
+        Rarer categories are among the others, and smaller counts are not shown.
+    """
+    columns, own = list[Column](), dict[str, Floats]()
+    for name, values in zip(table.columns, table.x.T, strict=True):
+        kind, words = table.kinds.get(name, "number"), np.array(table.categories.get(name, ()))
+        values = np.where(np.isfinite(values), values, np.nan)
+        if kind == "category":
+            counts = np.bincount(values[~np.isnan(values)].astype(int), minlength=len(words))
+            kept = counts >= fewest
+            places = np.where(kept, np.cumsum(kept) - 1.0, float(kept.sum()))
+            values = np.append(places, np.nan)[np.nan_to_num(values, nan=len(words)).astype(int)]
+            words = words[kept]
+        columns.append(Column(name, kind, (0,), tuple(words.tolist())))
+        own[name] = as_summed(values, kind)
+    plan = Plan(tuple(columns))
+    if not any(one.name == group and len(one.words) > 1 for one in columns):
+        group = ""
+    most = [np.nan_to_num(np.abs(own[one.name])).max(initial=1.0) for one in plan.numbers]
+    bound = float(np.exp2(np.ceil(np.log2(max(most, default=1.0)))))
+    how: Any = {"rows": float(table.rows), "group": group, "products": False, "seed": 0}
+    about = read_places(places_of(plan, own, bound, CIRCLES), plan, bound, SPLITS, **how)
+    return Figures.of(Totals(plan, about, moments(plan, own, about)), bound, fewest).first_table()
 
 
 def compare_groups(found: Totals) -> dict[str, Any]:

@@ -178,7 +178,8 @@ def _execute(
         plots = _plots(folder, entry, prepared, summary)
     drawn = time.perf_counter() - began
     summary["seconds_by_part"] = _seconds_by_part(read, entry.results, drawn)
-    result = save_result(folder, config, prepared, summary, plots)
+    first = prepared.first_table() if "summary" not in summary.get("tables", {}) else []
+    result = save_result(folder, config, prepared, summary, plots, first)
     track.finish(result, folder.path)
     return result
 
@@ -200,6 +201,7 @@ def save_result(
     prepared: Prepared,
     found: dict[str, Any],
     artifacts: dict[str, str],
+    first: list[list[str]] | None = None,
 ) -> dict[str, Any]:
     """Save what a run found, with its settings and the files beside it; return all of it."""
     whole = {"predictor": PREDICTOR} if (folder.path / PREDICTOR).is_file() else {}
@@ -209,7 +211,7 @@ def save_result(
     listed = {**ARTIFACTS, **whole, **written, **artifacts, "report": REPORT}
     result = {**_result(config, prepared, found), "artifacts": listed}
     rows = family(config["method"]).rows(result)
-    write_run_report(folder.path, *_heads(result), rows, result)
+    write_run_report(folder.path, *_heads(result), rows, result, first or ())
     folder.save_result(result)
     return result
 

@@ -204,6 +204,7 @@ def run_alike(
                 "facts": prepared.facts(),
                 "notes": plain_notes(prepared.notes),
                 "columns": [one._asdict() for one in prepared.explain()],
+                "first_table": prepared.first_table(),
                 "peak_memory": _peak_memory(),
             },
         )

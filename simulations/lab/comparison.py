@@ -118,6 +118,8 @@ class Comparison:
         Methods that the paper ranks, compared draw by draw.
     columns : sequence of mapping
         What became of the columns of the data, see :class:`~fedkern_flwr.encoding.Explanation`.
+    first_table : sequence of sequence of str
+        What the data is, see :meth:`Prepared.first_table`; heads first.
     """
 
     section: Section
@@ -129,6 +131,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
     pairs: tuple[PairedDifference, ...] = ()
     columns: Sequence[Mapping[str, Any]] = ()
+    first_table: Sequence[Sequence[str]] = ()
 
 
 PAIR_HEADINGS = ("better in the paper", "than", "difference (10⁻³)", "std", "wins", "p", "order")
@@ -209,6 +212,7 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
     section, entries, summaries = part.section, [], {}
     facts: dict[str, Any] = {}
     columns: list[dict[str, Any]] = []
+    first: list[list[str]] = []
     notes: list[str] = []
     for label, cells in part.cells.items():
         records = [record_of(cell) for cell in cells]
@@ -227,6 +231,7 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
             notes.append(f"{label} predicts no better than {simple}")
         if not facts and cells[0].settings is section.data[part.dataset]:
             facts, columns = records[0]["facts"], records[0]["columns"]
+            first = records[0].get("first_table", first)
         notes += records[0]["notes"]
     _set_beside(summaries, pooled_labels(entries))
     pairs = tuple(paired_differences(summaries, section.ranks))
@@ -240,6 +245,7 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
         tuple(dict.fromkeys(notes)),
         pairs,
         columns,
+        first,
     )
 
 

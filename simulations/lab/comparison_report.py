@@ -13,7 +13,7 @@ from ..methods.experiment import versions
 from ..run import drawing
 from ..run.data import Settings
 from ..run.provenance import source_of
-from ..run.report import Block, FactsBlock, TableBlock, TextBlock, write_report
+from ..run.report import Block, FactsBlock, TableBlock, TextBlock, first_blocks, write_report
 from .comparison import (
     PAIR_HEADINGS,
     Comparison,
@@ -128,6 +128,8 @@ def _blocks(
     """Return the blocks of a preset, from what was compared to the settings."""
     verdicts = [text for text in map(verdict, comparisons) if text]
     blocks: list[Block] = [TextBlock("Verdict", verdicts)] if verdicts else []
+    for dataset, first in {one.dataset: one.first_table for one in comparisons}.items():
+        blocks += first_blocks(first, dataset)
     blocks.append(TextBlock("What was compared", [chosen.text]))
     styles = drawing.assign_styles(entry[0] for entry in chosen.entries)
     reading: dict[str, list[str]] = {}

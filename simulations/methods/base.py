@@ -317,6 +317,7 @@ class Family(ABC, Generic[M, S, P]):
         TableError, OptionError
         """
         made: P = self.makes(settings)
+        made.__dict__["first_table"] = settings.first_table
         return made
 
     def checks_pooled(self, prepared: P, config: Config) -> bool:

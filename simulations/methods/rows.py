@@ -18,7 +18,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.method import Method, PrivateMethod
 from fedkern_flwr.options import declared
 from fedkern_flwr.registered import client_of, find_method, registered
-from fedkern_flwr.tables.table import Table, drop_constant_columns, with_label
+from fedkern_flwr.tables.table import Table, drop_constant_columns, listing, with_label
 
 from ..run.data import Prepared, TableSettings, held_out_of, hold_out
 from ..run.entries import Entry
@@ -127,8 +127,15 @@ def prepare(settings: RowSettings) -> RowData:
 
     The encoder is of the training rows; a deployment declares ranges.
     """
-    table = drop_constant_columns(settings.table())
+    every = settings.table()
+    table = drop_constant_columns(every)
+    constant = [name for name in every.columns if name not in table.columns]
+    notes = [
+        *every.notes,
+        *([f"constant, so no features: {listing(constant)}"] if constant else ()),
+    ]
     whole, each = table, settings.files is not None
+    kept, *_ = hold_out(every, settings.test_size, settings.seed, each_site=each)
     table, x_test, y_test = hold_out(table, settings.test_size, settings.seed, each_site=each)
     encoder = settings.encoder(table)
     x, x_test = (encoder.transform(replace(table, x=part)) for part in (table.x, x_test))
@@ -137,7 +144,7 @@ def prepare(settings: RowSettings) -> RowData:
     if settings.files is not None:
         tests = held_out_of(whole, table)
     held_names = _names_of_held(whole, table, len(x_test))
-    given, raw, plain = [], list[dict[str, Any]](), with_label(table)
+    given, raw, plain = [], list[dict[str, Any]](), with_label(kept)
     about = {"columns": plain.columns, "kinds": plain.kinds, "categories": plain.categories}
     for rows, held in zip(parts, tests, strict=True):
         own: dict[str, Any] = {"x": x[rows], "x_test": x_test[held], "columns": encoder.outputs}
@@ -151,7 +158,7 @@ def prepare(settings: RowSettings) -> RowData:
         if "ids" in own:
             ids = {"ids": own["ids"], "alignment_key": alignment_key(settings.seed)}
         raw.append({"x": plain.x[rows], **about, **ids})
-    return RowData(tuple(given), tuple(raw), encoder, (*table.notes, *encoder.left_out(table)))
+    return RowData(tuple(given), tuple(raw), encoder, (*notes, *encoder.left_out(table)))
 
 
 def _names_of_held(whole: Table, left: Table, number: int) -> NDArray[np.str_]:

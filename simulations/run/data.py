@@ -19,6 +19,7 @@ from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.encoding.columns import Categories, Gaps, NumberFacts, Scaling, other_scale
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.summary_report import pooled_table
 from fedkern_flwr.tables.dialect import DIALECT
 from fedkern_flwr.tables.table import (
     Dates,
@@ -29,6 +30,7 @@ from fedkern_flwr.tables.table import (
     how_many,
     is_number,
     listing,
+    with_label,
     without_missing,
 )
 
@@ -42,6 +44,8 @@ _NAMED = 10  # classes that a note names
 _NEAR = 0.8  # how alike names are that may be one, of 1
 _LEAK, _LEAST_LEAK = 0.98, 10  # AUC of a column that is noted; rows of a class for that
 _MOST_NEAR = 50  # names of a column that are compared
+#: Of a table that is summed up at the head of a report.
+_MOST_CELLS, _MOST_COLUMNS, _MOST_GROUPS, _LARGEST = 300_000, 40, 6, 1e100
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,10 @@ class Settings(ABC):
     @abstractmethod
     def of_files(self) -> dict[str, Any]:
         """Return the settings that follow from files of parties, and ``data``: their names."""
+
+    def first_table(self) -> list[list[str]]:
+        """Return the first table of a paper, of the rows that were read; nothing where none is."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -215,7 +223,21 @@ class TableSettings(Settings):
             self.files.say_lacking(table)
         more = (*_classes_note(table), *_near_notes(table), *_unit_notes(table, names))
         more += _leak_notes(table)
+        self.__dict__["read"] = table  # for the head of a report
         return replace(table, notes=(*table.notes, *more))
+
+    def first_table(self) -> list[list[str]]:
+        """Return that of the table that was read, by its label; nothing of a large one."""
+        table: Table | None = self.__dict__.get("read")
+        if table is None or table.x.size > _MOST_CELLS or len(table.columns) > _MOST_COLUMNS:
+            return []
+        if np.abs(table.x).max(initial=0.0, where=~np.isnan(table.x)) > _LARGEST:
+            return []
+        if table.label not in table.columns:
+            table = with_label(table)
+        group = table.columns[-1]
+        groups = len(table.categories.get(group, ()))
+        return pooled_table(table, group if 1 < groups <= _MOST_GROUPS else "")
 
     def _load(self, missing: Missing, labelled: bool) -> Table:
         if self.given is not None:
@@ -517,6 +539,10 @@ class Prepared(ABC):
 
     def explain(self) -> list[Explanation]:
         """Return what became of the columns of a table."""
+        return []
+
+    def first_table(self) -> list[list[str]]:
+        """Return that of its settings: the family puts it in this place."""
         return []
 
 

@@ -181,8 +181,12 @@ def write_run_report(
     subtitle: str,
     rows: Sequence[Sequence[str]],
     result: Mapping[str, Any],
+    first: Sequence[Sequence[str]] = (),
 ) -> Path:
-    """Write ``report.html`` of a run; it names no value and no category but classes of the label.
+    """Write ``report.html`` of a run.
+
+    It names no value and no category but classes of the label; where the rows are on this computer
+    it begins with what they are together.
 
     Parameters
     ----------
@@ -194,6 +198,8 @@ def write_run_report(
         Figures as a run shows them, with Rich's markup.
     result : mapping
         What ``result.json`` has.
+    first : sequence of sequence of str
+        The first table of a paper, heads first; where there is none, nothing.
 
     Raises
     ------
@@ -206,7 +212,8 @@ def write_run_report(
         own = name.plain.strip()
         facts[own] = f"{facts[own]}\n{value}" if own in facts else value
     red = frozenset(name.plain.strip() for name, _ in named if name.spans)
-    blocks: list[Block] = [
+    blocks: list[Block] = first_blocks(first, "the data")
+    blocks += [
         TableBlock(name.capitalize(), heads, cells)
         for name, (heads, *cells) in result.get("tables", {}).items()
     ]
@@ -226,6 +233,11 @@ def write_run_report(
     if notes := result["config"]["notes"]:
         blocks.append(TextBlock("Notes", [*notes]))
     return write_report(folder / REPORT, title=title, subtitle=subtitle, blocks=blocks)
+
+
+def first_blocks(first: Sequence[Sequence[str]], data: str) -> list[Block]:
+    """Return the table with which a report begins, if there is one."""
+    return [TableBlock(f"What {data} is", first[0], first[1:])] if first else []
 
 
 def _body(blocks: Sequence[Block], *, small: bool) -> str:

@@ -51,11 +51,16 @@ def _histograms(folder: Path, columns: list[Any]) -> Path:
         axes.set_title(fill(drawing.clean_name(one["name"]), _TITLE), fontsize=7)
         axes.set_yticks([])
         axes.set_xticks([edges[0], edges[-1]])
-        axes.set_xticklabels([f"{edges[0]:.3g}", f"{edges[-1]:.3g}"], fontsize=6)
+        axes.set_xticklabels([_end(value, one["kind"]) for value in edges[[0, -1]]], fontsize=6)
         axes.spines[["top", "right", "left"]].set_visible(False)
     for axes in grid[len(columns) :]:
         axes.set_axis_off()
     return drawing.save_figure(figure, folder / "histograms", svg=False)
+
+
+def _end(value: float, kind: str) -> str:
+    """Write an end of an axis; dates are in days since 1970."""
+    return str(np.datetime64(int(value), "D")) if kind == "date" else f"{value:.3g}"
 
 
 def _correlations(folder: Path, one: Mapping[str, Any], number: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import socket
@@ -92,6 +93,18 @@ def test_labels_of_a_node_s_files_have_the_names_of_classes(classes, written, la
     names = read_classes(str(written))
     table = load_table(config["data"], label=str(config["label-column"]), classes=names)
     np.testing.assert_array_equal(table.y, own["y"])
+
+
+@pytest.mark.parametrize(("name", "listed"), [("ward", "ward"), ("ward, bed", None)])
+def test_categories_of_digits_are_read_as_text_where_their_name_can_be_listed(
+    name: str, listed: str | None, tmp_path: Path
+) -> None:
+    own = {"x": np.array([[0.0, 1.5], [1.0, 2.5]]), "columns": (name, "age")}
+    own |= {"kinds": {name: "category"}, "categories": {name: ("10", "20")}}
+    config = write_node(tmp_path, 0, 2, own)
+    assert config.get("categories") == listed
+    lines = Path(str(config["data"])).read_text().splitlines()
+    assert [row[0] for row in csv.reader(lines)] == [name, "10", "20"]
 
 
 def test_agents_have_a_policy_alone_and_ratings_are_pairs(tmp_path: Path) -> None:

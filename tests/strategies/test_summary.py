@@ -20,6 +20,7 @@ from fedkern_flwr.clients import SummaryClient
 from fedkern_flwr.clients import summary as client_module
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
+from fedkern_flwr.simulations.methods.rows import RowSettings, prepare
 from fedkern_flwr.strategies import Summary
 from fedkern_flwr.tables import Table
 
@@ -188,6 +189,18 @@ def test_groups_are_those_of_scipy() -> None:
     assert all(len(row) == len(heads) for row in rows)
 
 
+def test_a_table_of_text_alone_is_counted() -> None:
+    table = made(300)
+    kept = [table.columns.index(name) for name in ("sex", "ward")]
+    tables = parts_of(table, 3)
+    for one in tables:
+        one |= {"x": one["x"][:, kept], "columns": ("sex", "ward")}
+    strategy = run(tables, group="sex")
+    check_words(strategy, tables)
+    assert [test["test"] for test in strategy.details_["groups"]["tests"]] == ["chi-square"]
+    assert strategy.metrics_["rank_error"] == 0.0
+
+
 def test_rare_categories_are_among_the_others() -> None:
     """Of a node those of fewer rows than its policy says; nobody hears their names."""
     tables = parts_of(made(), 3)
@@ -240,6 +253,89 @@ def test_columns_of_some_parties() -> None:
     assert sets == [[*table.columns[:4]], ["tails", "weight"]]
     tested = {one["column"] for one in strategy.details_["groups"]["tests"]}
     assert tested == {*table.columns[:4]}  # those whose holders have the groups as well
+
+
+def ranks_off(values: Floats, levels: dict[str, float]) -> float:
+    """Return by which share of the values the quantiles are off at most."""
+    off = [
+        max((values < value).mean() - float(q), float(q) - (values <= value).mean())
+        for q, value in levels.items()
+    ]
+    return float(max(off))
+
+
+@pytest.mark.parametrize("rows", [(60, 60, 60), (60, 120, 200), (200, 200, 200)])
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_of_small_nodes_are_within_one_per_cent(rows: Sequence[int], seed: int) -> None:
+    """Each column says by how much its ranks are off at most."""
+    rng, n = np.random.default_rng(seed), sum(rows)
+    shapes = [rng.normal(60.0, 12.0, n), rng.lognormal(8.0, 1.0, n), rng.standard_t(2, n)]
+    shapes += [rng.uniform(-3.0, 5.0, n), rng.exponential(0.01, n)]
+    shapes += [np.where(rng.random(n) < 0.5, 30.0, 0.0) + rng.normal(size=n)]  # two heaps
+    shapes += [np.rint(rng.normal(0.0, 3.0, n)), np.rint(100.0 * rng.lognormal(3.0, 0.5, n)) / 100]
+    names = tuple("abcdefgh")
+    parts = np.split(np.column_stack(shapes), np.cumsum(rows)[:-1])
+    strategy = run([{"x": part, "columns": names} for part in parts])
+    for values, name in zip(shapes, names, strict=True):
+        one = column(strategy, name)
+        assert ranks_off(values, one["quantiles"]) <= one["rank_error"] + 1.0 / n
+        assert one["rank_error"] <= 0.01, name
+        assert name != "g" or one["rank_error"] == 0.0  # whole numbers
+
+
+def test_a_constant_column_is_shown_and_varies_by_nothing() -> None:
+    rng = np.random.default_rng(0)
+    values = [[7.0], [0.1], [1e5 / 3.0]]
+    x = np.concatenate([rng.normal(size=(300, 1)), np.repeat(values, 300, axis=1).T], axis=1)
+    codes = np.arange(300.0) % 2
+    about = {"columns": (*"abcd", "sex"), "kinds": {"sex": "category"}}
+    about |= {"categories": {"sex": ("f", "m")}}
+    parts = np.array_split(np.column_stack([x, codes]), 3)
+    strategy = run([{"x": part, **about} for part in parts], group="sex")
+    for name, [value] in zip("bcd", values, strict=True):
+        one = column(strategy, name)
+        assert (one["deviation"], one["rank_error"]) == (0.0, 0.0)
+        assert [*one["quantiles"].values()] == pytest.approx([value] * 5, rel=NEAR)
+    [found] = strategy.details_["correlations"]
+    assert [[value is None for value in row] for row in found["matrix"]] == [
+        [False, True, True, True],
+        *[[True] * 4] * 3,
+    ]
+    shown = {row[0]: row[-2] for row in strategy.tables_["summary"]}
+    assert [shown[f"{name}, mean (SD)"] for name in "bcd"] == ["-"] * 3
+
+
+def test_a_simulated_run_drops_no_constant_column() -> None:
+    x = np.column_stack([np.arange(30.0), np.full(30, 7.0)])
+    given = prepare(RowSettings("made", clients=3).of_table(Table(x, None, ("a", "always"))))
+    assert {table["columns"] for table in given.raw} == {("a", "always")}
+    assert given.notes == ("constant, so no features: always",)
+
+
+def test_counts_under_the_policies_rows_are_not_shown() -> None:
+    """Neither those of groups nor their means; the largest that a party wants counts."""
+    tables = parts_of(made(), 3)
+    names = tables[0]["columns"]
+    sex, ward = names.index("sex"), names.index("ward")
+    for k, table in enumerate(tables):
+        table["x"] = table["x"].copy()
+        few = np.flatnonzero((table["x"][:, ward] == 3) & (table["x"][:, sex] == 1))[2:]
+        table["x"][few, sex] = 0.0
+        table["policy"] = NodePolicy(min_sum_rows=9 if k == 2 else 1)
+    both = [(pooled(tables, "ward") == 3) & (pooled(tables, "sex") == s) for s in (0, 1)]
+    assert both[1].sum() == 6
+    [men] = [row for row in run(tables, group="ward").tables_["summary"] if row[0] == "  m"]
+    assert men[5] == "<9"
+    kept = [names.index(name) for name in ("age", "smoker", "sex")]
+    for table in tables:
+        table["x"][np.flatnonzero(table["x"][:, sex] == 1)[2:], sex] = 0.0
+        table |= {"x": table["x"][:, kept]}
+        table |= {"columns": ("age", "smoker", "sex"), "categories": {"sex": ("f", "m")}}
+    rows = {row[0]: row for row in run(tables, group="sex").tables_["summary"]}
+    assert rows[""][3] == "m (n=<9)"
+    assert rows["age, mean (SD)"][3] == "<9"
+    assert rows["smoker, n (%)"][3] == "<9"
+    assert "<" not in rows["age, mean (SD)"][1] + rows["age, mean (SD)"][2]
 
 
 @pytest.mark.parametrize("first", [1, 3, 5])
