@@ -153,7 +153,11 @@ def places(plan: Plan, own: Mapping[str, Floats], bound: float, circles: int) ->
 
 
 def lengths_of(bound: float, circles: int) -> Floats:
-    return np.asarray(4.0 * bound * 2.0 ** -np.arange(circles))
+    """Return the lengths of circles, from the longest on, each half of the one before.
+
+    They are a little longer than the bound says, so that it is within the first quarter.
+    """
+    return np.asarray(4.0 * bound * (1.0 + 2.0**-40) * 2.0 ** -np.arange(circles))
 
 
 def count_arcs(values: Floats, bound: float, circles: int) -> Floats:

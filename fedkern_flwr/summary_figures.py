@@ -61,10 +61,11 @@ def read_places(
     for k, one in enumerate(plan.numbers):
         counts = np.rint(total["bins"][k])
         n = max(counts.sum(), 1.0)
-        place = read_arcs(np.rint(total["arcs"][k]), n, bound)
+        arcs = np.rint(total["arcs"][k])
+        place, ends = read_arcs(arcs, n, bound), np.clip(edges, *read_range(arcs, n, bound))
         # about the middle of the bins, or nearer about the place of most values
-        centres = [float(counts @ (edges[:-1] + edges[1:])) / 2.0 / n, float(place[0])]
-        reaches = [_reach(edges, counts, centre) for centre in centres]
+        centres = [float(counts @ (ends[:-1] + ends[1:])) / 2.0 / n, float(place[0])]
+        reaches = [_reach(ends, counts, centre) for centre in centres]
         best = int(place[1] / 4.0 < reaches[0][0])
         centre, far = centres[best], reaches[best]
         scale = float(np.exp2(np.ceil(np.log2(max(far[0], 1e-100)))))
@@ -107,6 +108,23 @@ def read_arcs(arcs: Floats, n: float, bound: float) -> Floats:
 def _above(variance: Any) -> Floats:
     """Return variances in squares of the scale without what rounding makes of constant values."""
     return np.where(np.asarray(variance) > _ROUNDED, variance, 0.0)
+
+
+def read_range(arcs: Floats, n: float, bound: float) -> tuple[float, float]:
+    """Return between which numbers all of n values are.
+
+    From the longest circle down the range is as long as two quarters. On the next circle it is all
+    four, one after the other, and it becomes two of them beside each other that have all values.
+    """
+    low, high, rounding = -bound * (1.0 + 2.0**-40), bound * (1.0 + 2.0**-40), bound * 2.0**-50
+    for length, counts in zip(lengths_of(bound, len(arcs))[1:], arcs[1:], strict=True):
+        own = np.roll(counts, -int(np.rint(low / length * 4.0)) % 4)
+        whole = np.flatnonzero(own[:-1] + own[1:] == n)
+        if not len(whole):
+            break
+        low += float(whole[0]) * length / 4.0
+        high = low + length / 2.0
+    return low - rounding, high + rounding
 
 
 @dataclass(frozen=True)
