@@ -26,7 +26,7 @@ class Common:
     Attributes
     ----------
     called : dict
-        Partition -> how texts call it.
+        Partition -> its name.
     plan : Plan
         Without columns of different kinds at different parties.
     notes : dict
@@ -41,7 +41,7 @@ class Common:
     overlaps: dict[int, Overlap]
 
     def tables(self, flags: Mapping[int, Any]) -> dict[str, Any]:
-        """Return a table of what is to be said, also by parties, and one of the ids they share."""
+        """Return a table of notes and checks, and one of common ids."""
         said = [(p, *note) for p in self.notes for note in self.notes[p]]
         said += [(p, *flag) for p, answer in flags.items() for flag in answer.get("flags", ())]
         found = {}
@@ -53,7 +53,6 @@ class Common:
         return found
 
     def _shared(self) -> list[list[str]]:
-        """Return a table of how many ids each pair of parties shares."""
         table = [["shared ids", *(self.called[p] for p in self.overlaps)]]
         for p, one in self.overlaps.items():
             cells = (one.rows if k == p else one.shared[k] for k in self.overlaps)
@@ -62,23 +61,14 @@ class Common:
 
 
 def common_columns(parties: Sequence[SummaryDescribeReply], group: str | None = None) -> Common:
-    """Return the columns of all parties, and what is to be said to whom.
+    """Return the columns of all parties, with notes.
 
-    Parameters
-    ----------
-    parties : sequence of SummaryDescribeReply
-        By partition.
-    group : str, optional
-        A column that must be one of categories.
+    ``group`` must be a column of categories.
 
     Raises
     ------
     ProtocolError
-        What a party says of its columns cannot be read.
-    TableError
-        No column is left.
-    OptionError
-        There is no such column of categories.
+        The columns of a party cannot be read.
     """
     kinds: dict[str, dict[int, str]] = {}
     words: dict[str, dict[str, set[int]]] = {}

@@ -189,8 +189,8 @@ class Totals:
 def read_numbers(found: Totals, bound: float) -> list[Number]:
     """Return the figures of each column of numbers.
 
-    Least and greatest are powers of two that no value is beyond. Ranks of the quantiles are off by
-    at most ``rank_error`` of the values.
+    Least and greatest are powers of two that bound all values. The ranks of the quantiles are off
+    by a share of ``rank_error`` of the values at most.
     """
     figures, about, coarse = [], found.about, coarse_edges(bound)
     for k, (one, edges) in enumerate(zip(found.plan.numbers, about.bins(), strict=True)):

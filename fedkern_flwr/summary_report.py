@@ -37,23 +37,10 @@ _FIRST_DAY = date(1970, 1, 1)
 class Figures:
     """All results of a summary.
 
-    Attributes
-    ----------
-    numbers : sequence of Number
-    words : mapping
-        Column of categories -> counts of these, and of all others last.
-    names : mapping
-        Column of categories -> their names.
-    rows : mapping
-        Column of categories -> rows of its holders.
-    correlations : sequence of (names, ndarray)
-        Of columns that the same parties hold.
-    groups : mapping
-        See :func:`compare_groups`; empty without groups.
-    errors : mapping
-        Column -> standard errors of its figures, of noise.
-    fewest : int
-        Smaller counts are not shown in the tables.
+    ``words`` maps a column of categories to their counts, with others last; ``names`` to their
+    names; ``rows`` to the rows of its holders. For ``groups`` see :func:`compare_groups`.
+    ``errors`` maps a column to standard errors of its figures, due to noise. Counts below
+    ``fewest`` are not shown in tables.
     """
 
     numbers: Sequence[Number]

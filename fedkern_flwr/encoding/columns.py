@@ -192,22 +192,9 @@ def fine_edges(
 ) -> Floats:
     """Return the edges of the second bins of a column, ascending.
 
-    Parameters
-    ----------
-    counts : ndarray, shape (COARSE,)
-        Values in the first bins.
-    decimals : int
-        Of all values, -1 if they have more.
-    about : (float, float)
-        Where it is, and a number not below its deviation.
-    place : ndarray, shape (2,)
-        Where most values are, and within how much, see :func:`read_phases`.
-    bound : float
-        B, no value is larger.
-    most : int
-        By how many bins those of the first sum are split by their rows, at most.
-    each : float
-        Rows of such a bin, on average.
+    ``counts`` are those of the first bins, ``about`` the mean and a number not below the deviation,
+    ``place`` what :func:`read_phases` returned; ``most`` bins at most, of ``each`` rows on average,
+    are added by splitting the first bins by their rows.
     """
     edges, n = coarse_edges(bound), max(float(counts.sum()), 1.0)
     windows = [(about[0], 4.0 * about[1]), (float(place[0]), float(place[1]) / 2.0)]
