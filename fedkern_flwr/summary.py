@@ -50,7 +50,7 @@ NOISY_BINS = 32
 
 
 class SummaryDescribeReply(DescribeReply):
-    """What a party says of its table; of a run with a budget, whose columns are public, sizes only.
+    """What a party says of its table; in a run with a budget, of public columns, sizes only.
 
     Attributes
     ----------

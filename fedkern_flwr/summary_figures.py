@@ -114,7 +114,7 @@ def read_range(arcs: Floats, n: float, bound: float) -> tuple[float, float]:
     """Return between which numbers all of n values are.
 
     From the longest circle down the range is as long as two quarters. On the next circle it is all
-    four, one after the other, and it becomes two of them beside each other that have all values.
+    four, one after the other, and it becomes two adjacent ones that have all values.
     """
     low, high, rounding = -bound * (1.0 + 2.0**-40), bound * (1.0 + 2.0**-40), bound * 2.0**-50
     for length, counts in zip(lengths_of(bound, len(arcs))[1:], arcs[1:], strict=True):

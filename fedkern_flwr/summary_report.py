@@ -196,7 +196,7 @@ def pooled_table(table: Rows, group: str = "", fewest: int = 5) -> Table:
     table : ~fedkern_flwr.tables.table.Table
         Gaps are NaN, text is positions among its categories.
     group : str
-        A column of categories, between whose groups the others are compared.
+        A column of categories: the others are compared between its groups.
     fewest : int
         Rarer categories are among the others, and smaller counts are not shown.
     """
