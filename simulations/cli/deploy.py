@@ -24,7 +24,7 @@ from ..methods.registry import complete_settings, families, family, method, open
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
-from ..run.options import Option, of_fields
+from ..run.options import Option, of_fields, switch
 from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
 from .options import by_method
@@ -61,7 +61,7 @@ class DeployOptions:
 
     nodes: int | None = None
     predict: str | None = None
-    keep: bool = False
+    keep: bool = switch()
 
 
 DEPLOYABLE = tuple(name for own in families() for name in own.deployable)

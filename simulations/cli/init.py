@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import click
-import typer
 
 from fedkern_flwr.errors import OptionError
 
 from ..deployment.run_config import app_folder
 from ..methods.registry import families, family
-from .lazy import as_command
+from ..run.options import argument
+from .options import of_function
 
 #: Methods whose app deals public data to the nodes of a simulation.
 COPIED = tuple(name for own in families() if own.app != "method" for name in own.deployable)
@@ -33,17 +33,23 @@ options.backend.client-resources.num-cpus = 1
 _NEEDED, _OURS = '["flwr>=1.41,<1.43", "fedkern-flwr>=0.2.dev0"]', '["flwr>=1.41,<1.43"]'
 
 
-def init(
-    method: Annotated[
-        str,
-        typer.Argument(
-            metavar="METHOD",
-            click_type=click.Choice((*COPIED, *_REGISTERED)),
-            help=f"One of {', '.join((*COPIED, *_REGISTERED))}.",
-        ),
-    ],
-    folder: Annotated[Path, typer.Argument(help="Where to copy the app to.")],
-) -> None:
+@dataclass(frozen=True)
+class InitOptions:
+    """Options of ``fedkern init``.
+
+    Attributes
+    ----------
+    method : str
+        Method of the app.
+    folder : Path
+        Where to copy the app to.
+    """
+
+    method: str = argument(metavar="METHOD", choices=(*COPIED, *_REGISTERED))
+    folder: Path = argument()
+
+
+def init(asked: InitOptions) -> None:
     """Copy the Flower app of a method to a folder, where 'flwr run .' runs it at once.
 
     The app of a method of one's own needs nodes with tables: deploy-local rehearses it.
@@ -53,6 +59,7 @@ def init(
     'flwr run . --stream' prints Flower's log, which ends with the figures and what the server saw;
     the options result and model name files to keep.
     """
+    method, folder = asked.method, asked.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OptionError(
             f"{folder} is there already", remedy="choose another folder", code="FK-FOLDER-USED"
@@ -74,15 +81,15 @@ def init(
             code="FK-FILE-WRITE",
         ) from None
     if method in _REGISTERED:  # its nodes have tables of their own, public data are not dealt
-        typer.echo(f"an app of {method}, for nodes that have tables: {folder}")
-        typer.echo(f"rehearse it on this machine: fedkern deploy-local {method} --data FILE")
+        click.echo(f"an app of {method}, for nodes that have tables: {folder}")
+        click.echo(f"rehearse it on this machine: fedkern deploy-local {method} --data FILE")
         return
-    typer.echo(f"an app of {method} with {own.nodes} nodes: {folder}")
+    click.echo(f"an app of {method} with {own.nodes} nodes: {folder}")
     place = folder.resolve()
     files = f"""'result="{place}/result.json" model="{place}/model.npz"'"""
-    typer.echo(f"next: cd {folder}; flwr run . --stream")
-    typer.echo("it prints Flower's log, which ends with the figures and what the server saw")
-    typer.echo(f"results are kept if you name files: --run-config {files}")
+    click.echo(f"next: cd {folder}; flwr run . --stream")
+    click.echo("it prints Flower's log, which ends with the figures and what the server saw")
+    click.echo(f"results are kept if you name files: --run-config {files}")
 
 
-command = as_command("init", init)
+command = of_function("init", init, InitOptions)

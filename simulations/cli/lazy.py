@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
-from inspect import getdoc, signature
 from typing import Any
 
 import click
-import typer
 from typer.core import TyperCommand
 
 
@@ -60,17 +58,3 @@ class LazyCommand(TyperCommand):
     ) -> click.Context:
         """Return the context of the command itself, which Click then invokes."""
         return self.loaded.make_context(info_name, args, parent, **more)
-
-
-def as_command(name: str, function: Callable[..., None], **more: Any) -> click.Command:
-    """Return a function with annotations for Typer as a command; lines of its help are joined."""
-    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    paragraphs = (getdoc(function) or "").split("\n\n")
-    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    app.command(name, help=text, **more)(function)
-    found = typer.main.get_command(app)
-    told = signature(function, eval_str=True).parameters
-    for one in found.params:
-        if isinstance(one, click.Argument):  # whose help Click 8.5 drops
-            one.help = told[str(one.name)].annotation.__metadata__[0].help
-    return found

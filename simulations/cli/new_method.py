@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import keyword
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import Annotated
 
-import typer
+import click
 
 from fedkern_flwr.errors import OptionError
 
 from ..methods.registry import METHODS
-from .lazy import as_command
+from ..run.options import argument
+from .options import of_function
 
 _PROJECT = """\
 [build-system]
@@ -108,16 +109,28 @@ def test_clients_may_vanish():
 '''
 
 
-def new_method(
-    name: Annotated[str, typer.Argument(help="Name of the method, such as my-method.")],
-    folder: Annotated[
-        str | None, typer.Option("--out", help="Where to write it (default: the name).")
-    ] = None,
-) -> None:
+@dataclass(frozen=True)
+class NewMethodOptions:
+    """Options of ``fedkern new-method``.
+
+    Attributes
+    ----------
+    name : str
+        Name of the method, such as my-method.
+    out : str or None
+        Where to write it (default: the name).
+    """
+
+    name: str = argument()
+    out: str | None = None
+
+
+def new_method(asked: NewMethodOptions) -> None:
     """Write a package with a method of your own: a working example to change, with its test.
 
     Install it with 'pip install -e NAME'; then 'fedkern run NAME' is there.
     """
+    name = asked.name
     package = name.replace("-", "_")
     if not package.isidentifier() or not package.islower() or keyword.iskeyword(package):
         raise OptionError(
@@ -129,7 +142,7 @@ def new_method(
         raise OptionError(
             f"there is a method {name} already", remedy="choose another name", code="FK-METHOD-NAME"
         )
-    root = Path(folder or name)
+    root = Path(asked.out or name)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise OptionError(
             f"{root} is there already", remedy="choose another --out", code="FK-FOLDER-USED"
@@ -150,8 +163,8 @@ def new_method(
         path = root / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(Template(text).substitute(known))
-        typer.echo(path)
-    typer.echo(f"next: pip install -e {root}; fedkern run {name} --data YOUR.csv")
+        click.echo(path)
+    click.echo(f"next: pip install -e {root}; fedkern run {name} --data YOUR.csv")
 
 
-command = as_command("new-method", new_method)
+command = of_function("new-method", new_method, NewMethodOptions)

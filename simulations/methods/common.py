@@ -15,6 +15,7 @@ from fedkern_flwr.plain_text import plain_line
 from ..engines import Engine
 from ..run.entries import Entry
 from ..run.format import count, figure, megabytes, size
+from ..run.options import switch
 
 Summary = Mapping[str, Any]
 _LONGEST_NAME, _MOST_ROWS = 24, 12  # of classes in a run's table
@@ -68,12 +69,12 @@ class RunOptions:
     seed: int = 0
     drop: float = 0.0
     timeout: float = 600.0
-    explain_columns: bool = False
+    explain_columns: bool = switch()
     out: str | None = None
-    force: bool = False
+    force: bool = switch()
     json_target: str | None = None
     resume: str | None = None
-    quiet: bool = False
+    quiet: bool = switch()
 
 
 @dataclass(frozen=True)

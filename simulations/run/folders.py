@@ -13,9 +13,6 @@ from typing import Any
 from fedkern_flwr.checkpoint import make_private_folder, write_atomically
 from fedkern_flwr.errors import EngineError, OptionError
 
-#: Help of ``--force``.
-FORCE = "Replace what an earlier command left in --out."
-
 
 def chosen_folder(out: str | None, stem: str) -> Path:
     """Return the folder that ``--out`` names, by default a new one below ``runs`` with the time."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
 
 from fedkern_flwr.options import declared, members
 
-from ...strategies import Method
+if TYPE_CHECKING:  # else every command would load what a method needs
+    from ...strategies import Method
 
 # Options of every run, or set by the run itself.
 _OF_THE_RUN = frozenset({"seed", "checkpoint", "resume", "secure"})
 
 #: Groups of options in the help, in their order.
 PANELS = (DATA, PARTIES, METHOD, RUN) = ("Data", "Parties", "Method", "Engine and output")
+#: The panel of what is named without a flag.
+ARGUMENTS = "Arguments"
 
 _OF_A_RUN = frozenset({"rounds", "resplit", "delay"})  # of the settings
 _REPEATED = frozenset({"party", "ignore", "use"})
@@ -23,8 +26,7 @@ _OF_PARTIES = {"clients", "hospitals", "centres", "own_block", "parties", "activ
 _OF_PARTIES |= {"users", "groups", "group_sizes", "users_per_client", "sites", "site_share"}
 _OF_PARTIES |= {"split", "alpha", "allow_single"}
 _FLAGS = {"id_column": "--id", "site_column": "--site", "class_of": "--classes"}
-_FLAGS |= {"json_target": "--json", "force": "--force", "quiet": "--quiet", "keep": "--keep"}
-_FLAGS |= {"explain_columns": "--explain-columns"}
+_FLAGS |= {"json_target": "--json", "as_json": "--json"}
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,19 @@ class Option:
     type : type
         Its annotation; a ``Literal`` lists the choices.
     default : object
-        Its default value.
+        Its default value; ``MISSING`` if it must be given.
     help : str
         One sentence: of a strategy's option the first of its description in the docstring.
     panel : str
-        Where the help shows it, one of :data:`PANELS`.
+        Where the help shows it, one of :data:`PANELS` or :data:`ARGUMENTS`.
     flag : str
         Its name on the command line; by default made of ``name``.
+    choices : tuple of str
+        Words that it takes, where the type does not list them.
+    limits : (float, float or None) or None
+        Least and largest number.
+    metavar : str
+        Name of an argument in the usage line; by default made of ``name``.
     """
 
     name: str
@@ -53,6 +61,9 @@ class Option:
     help: str
     panel: str = METHOD
     flag: str = ""
+    choices: tuple[str, ...] = ()
+    limits: tuple[float, float | None] | None = None
+    metavar: str = ""
 
     def kinds(self) -> set[Any]:
         """Return the types that a value may have."""
@@ -95,11 +106,31 @@ def of_settings(settings: type[Any], data: str) -> list[Option]:
     return found
 
 
+def declare(default: Any = MISSING, **how: Any) -> Any:
+    """Declare a field of options with attributes of :class:`Option` of its own."""
+    return field(default=default, metadata=how)
+
+
+def argument(default: Any = MISSING, **how: Any) -> Any:
+    """Declare a field that is named without a flag."""
+    return declare(default, panel=ARGUMENTS, **how)
+
+
+def switch() -> Any:
+    """Declare a field that a flag sets, and that no flag unsets."""
+    return declare(False, flag="-")
+
+
 def of_fields(kind: type[Any], panel: str = RUN) -> list[Option]:
     """Return the options that are the fields of a dataclass; its docstring has their help."""
     hints, texts = get_type_hints(kind), _descriptions(kind)
-    found = [(one.name, one.default) for one in fields(kind)]
-    return [Option(n, hints[n], value, texts[n], panel, _FLAGS.get(n, "")) for n, value in found]
+    found = []
+    for one in fields(kind):
+        own = {"panel": panel, "flag": _FLAGS.get(one.name, ""), **one.metadata}
+        if own["flag"] == "-":
+            own["flag"] = f"--{one.name.replace('_', '-')}"
+        found.append(Option(one.name, hints[one.name], one.default, texts[one.name], **own))
+    return found
 
 
 def options(strategy: type[Method]) -> list[Option]:
