@@ -14,6 +14,7 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import FedKernError, OptionError, TableError
 from fedkern_flwr.options import at_least
 from fedkern_flwr.registered import registered
+from fedkern_flwr.tables.table import how_many
 
 from ..engines import Engine
 from ..lab.cells import Cell, CellStore, Record
@@ -323,13 +324,12 @@ def _show(
     screen: Screen, chosen: Preset, part: Part, record_of: Callable[[Cell], Record]
 ) -> Comparison:
     """Show the table of a part, and which of the paper's figures it misses."""
-    comparison, family = compare(part, record_of), part.section.family
+    comparison = compare(part, record_of)
     if part.section.title and part.dataset == next(iter(part.section.data)):
         screen.result(f"\n{part.section.title}")
-    draws = family.draws if chosen.runs > 1 else family.draws.removesuffix("s")
     screen.table(
         f"{part.dataset}: {part.section.size(comparison.facts)}, {chosen.engine}, "
-        f"{chosen.runs} {draws}",
+        f"{how_many(chosen.runs, 'run')}",
         headings(comparison),
         table_rows(comparison),
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -27,7 +26,6 @@ from rich.table import Table
 
 from fedkern_flwr.flower_compat import quiet_flower
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
 FILE_WIDTH = 120  # columns of a log file
 _HOUR = 3600.0  # seconds of steps that the time left is reckoned from
 _PAUSE = 60.0  # seconds between two lines of a log file that say how far the same work is
@@ -91,7 +89,6 @@ class Screen:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[course]}"),
         )
         with Progress(
             *columns,
@@ -244,30 +241,24 @@ class ProgressLines:
         self._said.add(self._text)
         self._say(self._line)
 
-    def watch(self, metrics: Mapping[str, Any]) -> None:
-        """Show nothing of a round."""
-
 
 class ProgressBar:
     """A line per draw of a method; the finished ones disappear."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
-        self._task = bar.add_task("starting the engine", total=None, course="")
+        self._task = bar.add_task("starting the engine", total=None)
         self._work: TaskID | None = None  # what is being done within the draw at hand
         self._label = self._text = ""
-        self._errors: list[float] = []  # of the draw at hand, from round to round
 
     def update(self, label: str, done: float, total: int) -> None:
         """Show how far the draw at hand is; without a ``total`` that something is at work."""
-        if not done:
-            self._errors = []
         if label != self._label:
             self._label = label
             self._end_work()
         if not total:
             self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(label, total=None, course="")
+            self._task = self._bar.add_task(label, total=None)
             return
         self._bar.update(self._task, description=label, completed=done, total=total)
 
@@ -275,29 +266,13 @@ class ProgressBar:
         """Show on a line of its own what is being done within the draw at hand."""
         if text != self._text or self._work is None:
             self._end_work()
-            self._text, self._work = text, self._bar.add_task(f"  {text}", total=None, course="")
+            self._text, self._work = text, self._bar.add_task(f"  {text}", total=None)
         self._bar.update(self._work, completed=done, total=of or None)
 
     def _end_work(self) -> None:
         if self._work is not None:
             self._bar.remove_task(self._work)
             self._work = None
-
-    def watch(self, metrics: Mapping[str, Any]) -> None:
-        """Show the course of the mean squared error so far, of methods that tell one."""
-        if (mse := metrics.get("mse")) is not None:
-            self._errors.append(mse)
-            text = f"{course(self._errors)} {mse:.3g}"
-            self._bar.update(self._task, course=text)
-
-
-def course(errors: Sequence[float], width: int = 24) -> str:
-    """Return a line of at most ``width`` blocks, as high as the logarithms of the errors."""
-    shown = min(width, len(errors))
-    few = [errors[(k + 1) * len(errors) // shown - 1] for k in range(shown)]
-    logs = [math.log(max(error, 1e-300)) for error in few if math.isfinite(error)]
-    low, high = min(logs, default=0.0), max(logs, default=0.0)
-    return "".join(_BLOCKS[int(7 * (log - low) / ((high - low) or 1.0))] for log in logs)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -19,6 +19,7 @@ from fedkern_flwr.tables import plain_notes
 
 from ...strategies import Method
 from ..engines.ray_cluster import check_ray_address
+from ..methods.common import CONFUSION, tables_of
 from ..methods.experiment import run_entries, summarise, versions
 from ..methods.registry import METHODS, complete_settings, family, method, open_run, options
 from ..run.data import Prepared
@@ -142,10 +143,6 @@ def _execute(
         bar.update(label, done, total)
         track.update(label, done, total)
 
-    def watch(metrics: Mapping[str, Any]) -> None:
-        bar.watch(metrics)
-        track.watch(metrics)
-
     try:
         with screen.progress() as bar:
             run_entries(
@@ -163,7 +160,7 @@ def _execute(
                 ray_address=ray_address,
                 progress=progress,
                 work=bar.work,
-                watch=watch,
+                watch=track.watch,
                 measure=lambda strategy: own.measure(strategy, prepared, config),
                 draw_done=draw_done,
             )
@@ -209,7 +206,7 @@ def save_result(
     listed = {**ARTIFACTS, **whole, **written, **artifacts, "report": REPORT}
     result = {**_result(config, prepared, found), "artifacts": listed}
     rows = family(config["method"]).rows(result)
-    write_run_report(folder.path, *_heads(result), rows, result)
+    write_run_report(folder.path, *_heads(result), rows, tables_of(result), result)
     folder.save_result(result)
     return result
 
@@ -237,8 +234,8 @@ def _result(config: dict[str, Any], prepared: Prepared, found: dict[str, Any]) -
 def _heads(result: dict[str, Any]) -> tuple[str, str]:
     """Return title and second line of what a run shows."""
     own, config = family(result["method"]), result["config"]
-    draws = f", {config['runs']} {own.draws}" if config.get("runs", 1) > 1 else ""
-    return method(result["method"]).title, f"{own.size(config)}, {result['engine']}{draws}"
+    runs = f", {config['runs']} runs" if config.get("runs", 1) > 1 else ""
+    return method(result["method"]).title, f"{own.size(config)}, {result['engine']}{runs}"
 
 
 def _plots(
@@ -272,9 +269,9 @@ def _explain(screen: Screen, values: dict[str, Any], columns: list[dict[str, Any
 
 
 def show_tables(screen: Screen, result: Mapping[str, Any]) -> None:
-    """Show the tables that a method made, but for wide ones, which are in files."""
-    for name, (heads, *rows) in result.get("tables", {}).items():
-        if len(heads) <= _WIDEST:
+    """Show the tables of a run except wide ones, which are in files."""
+    for name, (heads, *rows) in tables_of(result).items():
+        if len(heads) <= _WIDEST or name == CONFUSION:
             cells = [[escape(cell) for cell in row] for row in rows]
             screen.table(name.capitalize(), [escape(head) for head in heads], cells)
 

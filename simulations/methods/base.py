@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -21,18 +21,18 @@ from ..engines import DropOut
 from ..run import plots
 from ..run.data import Prepared, Settings, TableSettings, check_public, deal_files
 from ..run.entries import Entry, average, check_seed
-from ..run.options import PARTIES, Option, of_fields, of_settings, options
+from ..run.options import Option, of_fields, of_settings, options
 from .common import (
     Column,
     RunOptions,
     Shown,
     budget_rows,
-    class_rows,
     cost_rows,
     exposed_rows,
     failure_rows,
     noise_mark,
     per_draw,
+    positive_rows,
     server_row,
     unconverged_rows,
     useless_rows,
@@ -96,16 +96,10 @@ class Family(ABC, Generic[M, S, P]):
         The data set by default.
     own_options : tuple of Option
         Options of a run of these methods, beside those of the data and of all runs.
-    repetitions, seeded : str
-        What is averaged, and what the seed decides.
     always_secure : str
         Why there are no other sums, where there are none.
     run_options : tuple of str
         Parameters that the configuration of a run keeps beside the common ones.
-    draws : str
-        What the repetitions of a run are, in the plural.
-    afterwards : str
-        What a run is at once the exchanges are over.
     checked : tuple of str
         Metrics of the check against the pooled rows. A family with some has ``--check-pooled``.
     columns : dict
@@ -122,8 +116,6 @@ class Family(ABC, Generic[M, S, P]):
         How many nodes a copy of the app has in a simulation.
     dealt_by_nodes : tuple of str
         Parameters that follow from the number of nodes of a deployment.
-    parties : str
-        The setting that ``clients`` is another name of, if there is one.
     usual : str
         Options of the methods and of who holds what that the short help shows.
     deployed_defaults : dict
@@ -139,12 +131,8 @@ class Family(ABC, Generic[M, S, P]):
     makes: ClassVar[Any]
     data: ClassVar[str]
     own_options: ClassVar[Sequence[Option]] = ()
-    repetitions: ClassVar[str]
     always_secure: ClassVar[str] = ""
-    seeded: ClassVar[str]
     run_options: ClassVar[tuple[str, ...]] = ()
-    draws: ClassVar[str] = "draws"
-    afterwards: ClassVar[str] = "judging beside pooled rows"
     checked: ClassVar[tuple[str, ...]] = ()
     columns: ClassVar[Mapping[str, Column]]
     shown: ClassVar[Sequence[Shown]] = ()
@@ -153,7 +141,6 @@ class Family(ABC, Generic[M, S, P]):
     deployable: ClassVar[tuple[str, ...]] = ()
     nodes: ClassVar[int] = 4
     dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
-    parties: ClassVar[str] = ""
     deployed_defaults: ClassVar[Mapping[str, Any]] = {}
     usual: ClassVar[str] = ""
     unpredictable: ClassVar[tuple[str, str]] = (
@@ -166,8 +153,7 @@ class Family(ABC, Generic[M, S, P]):
 
     def parameters(self) -> list[Option]:
         """Return the options of a run that are not the strategy's, as the help shows them."""
-        same, own = f"The same as --{self.parties}.", {o.name: o for o in self.own_options}
-        texts = {"runs": self.repetitions, "seed": f"Seed of {self.seeded}."}
+        own = {o.name: o for o in self.own_options}
         there = {
             "check_pooled": self.checked,
             "secure": self.always_secure or "secure" in own,
@@ -176,27 +162,9 @@ class Family(ABC, Generic[M, S, P]):
         every = [own.pop(o.name, o) for o in of_fields(RunOptions) if there.get(o.name, True)]
         return [
             *of_settings(self.settings, self.data),
-            *([Option("clients", int | None, None, same, PARTIES)] if self.parties else []),
             *own.values(),
-            *(replace(o, help=texts.get(o.name, o.help)) for o in every),
+            *every,
         ]
-
-    def number_of_parties(self, values: Mapping[str, Any], usual: int) -> int:
-        """Return the number that may be named ``clients`` as well, the usual one without either.
-
-        Raises
-        ------
-        OptionError
-            Both are given, and differ.
-        """
-        given = {value for name in (self.parties, "clients") if (value := values[name]) is not None}
-        if len(given) > 1:
-            raise OptionError(
-                f"{values[self.parties]} {self.parties} are not {values['clients']} clients",
-                remedy="leave out --clients",
-                code="FK-CLIENTS-DIFFER",
-            )
-        return int(given.pop()) if given else usual
 
     def usual_options(self, name: str) -> frozenset[str]:
         """Return the options of a method and its parties that the short help shows."""
@@ -227,8 +195,9 @@ class Family(ABC, Generic[M, S, P]):
             Options contradict each other.
         """
         self._check_secure(values)
-        strategy = self._strategy(name)
-        notes = []
+        strategy, notes, fields_of = self._strategy(name), [], self.settings.__dataclass_fields__
+        unsaid = [n for n in self.settings.worked_out if values[n] is None]
+        values = {**values, **{n: fields_of[n].default for n in unsaid}}
         if values.get("privacy_epsilon") is not None:
             public = {name: new for name, (old, new) in _PUBLIC.items() if values.get(name) == old}
             values = {**values, **public}
@@ -440,7 +409,7 @@ class Family(ABC, Generic[M, S, P]):
         """Return (name, figure) of what is shown of a run's result."""
         return [
             *self.figures(result),
-            *class_rows(result, noise_mark(result["privacy"])),
+            *positive_rows(result),
             *useless_rows(result),
             *unconverged_rows(result),
             *cost_rows(result),
@@ -452,11 +421,12 @@ class Family(ABC, Generic[M, S, P]):
 
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return the rows that say how good a model is."""
-        mark = noise_mark(result["privacy"])
+        mark, config = noise_mark(result["privacy"]), result["config"]
+        level = config.get("level", config.get("options", {}).get("level", 0.9))
         return [
             [name, mark * shown.metric.startswith("test_") + value]
             for shown in self.shown
-            for name, value in shown.rows(result["metrics"])
+            for name, value in shown.rows(result["metrics"], level)
         ]
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:

@@ -18,7 +18,8 @@ from ..run.format import count, figure, megabytes, size
 from ..run.options import switch
 
 Summary = Mapping[str, Any]
-_LONGEST_NAME, _MOST_ROWS = 24, 12  # of classes in a run's table
+_LONGEST_NAME, _MOST_CLASSES = 24, 12  # of the confusion matrix
+CONFUSION = "confusion matrix of the held-out rows (true class by predicted class)"
 _NOISY = "~"  # before figures that are made of counts with noise
 _MOST_OFF = 0.1  # an area under the curve that may be farther off says nothing
 Writer = Callable[[float | None], str]
@@ -31,7 +32,7 @@ class RunOptions:
     Attributes
     ----------
     runs : int
-        What is averaged.
+        Runs that are averaged, each with its own seed.
     check_pooled : bool or None
         Also train on the pooled rows and show the difference (default: up to 2,000 training rows).
     engine : {"in-process", "ray"}
@@ -42,7 +43,7 @@ class RunOptions:
     secure : bool or None
         Secure sums: always; --no-secure is refused.
     seed : int
-        Seed of all draws.
+        Seed of the split and of the method.
     drop : float
         Probability that a client vanishes in a round.
     timeout : float
@@ -288,6 +289,8 @@ class Shown:
         Digits, or what writes it.
     zero : bool
         Whether zero is shown.
+    target : bool
+        Whether it has a nominal level.
     only : callable
         Returns, given all metrics, something true where there is such a row.
     """
@@ -296,14 +299,16 @@ class Shown:
     text: str
     write: int | Writer = 4
     zero: bool = True
+    target: bool = False
     only: Callable[[Mapping[str, Any]], object] = lambda metrics: True
 
-    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
+    def rows(self, metrics: Mapping[str, Any], level: float = 0.9) -> list[list[str]]:
         """Return the row, if there is one."""
-        value = metrics.get(self.metric)
+        value, text = metrics.get(self.metric), self.text
         write = digits(self.write) if isinstance(self.write, int) else self.write
         here = value is not None if self.zero else bool(value)
-        return [[self.text, write(value)]] if here and self.only(metrics) else []
+        text += f" (target {level:.2f})" * self.target
+        return [[text, write(value)]] if here and self.only(metrics) else []
 
 
 def _near(metrics: Mapping[str, Any]) -> bool:
@@ -324,15 +329,15 @@ SCORED = (
     Shown("test_brier_ovr", "  Brier score, one class against the rest"),
     Shown("test_calibration_error_before", "  calibration error before"),
     Shown("test_calibration_error", "  calibration error after"),
-    Shown("test_set_coverage", "  conformal coverage"),
+    Shown("test_set_coverage", "  conformal coverage", target=True),
     Shown("test_set_size", "    mean set size", 2),
 )
 #: How good predicted numbers and intervals are, beside the RMSE.
 ERRORS = (
-    Shown("test_mae", "  MAE"),
+    Shown("test_mae", "  MAE (unit of the label)"),
     Shown("test_r2", "  R2"),
-    Shown("test_interval_coverage", "  interval coverage"),
-    Shown("test_interval_width", "    mean interval width"),
+    Shown("test_interval_coverage", "  interval coverage", target=True),
+    Shown("test_interval_width", "    mean interval width (unit of the label)"),
 )
 #: How good a model is.
 JUDGED = (
@@ -341,7 +346,7 @@ JUDGED = (
     Shown("test_recall", "  recall"),
     Shown("test_precision", "  precision"),
     *SCORED,
-    Shown("test_rmse", "RMSE on held-out rows"),
+    Shown("test_rmse", "RMSE on held-out rows (unit of the label)"),
     *ERRORS,
 )
 DIFFERENCE = Shown("centralised_difference", "max. difference to pooled model", scientific)
@@ -350,29 +355,35 @@ DIFFERENCE = Shown("centralised_difference", "max. difference to pooled model", 
 class _Iterations(Shown):
     """The row of the iterations, which says if they were too few."""
 
-    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
+    def rows(self, metrics: Mapping[str, Any], level: float = 0.9) -> list[list[str]]:
         """Return the row, if there is one."""
         more = ", not converged" if metrics.get("converged") is False else ""
-        return [[name, value + more] for name, value in super().rows(metrics)]
+        return [[name, value + more] for name, value in super().rows(metrics, level)]
 
 
 ITERATIONS = _Iterations("iterations", "iterations", lambda v: figure(v, 1).removesuffix(".0"))
 
 
-def class_rows(result: Summary, mark: str = "") -> list[list[str]]:
-    """Return the rows of a run's table that say which classes were taken for which.
+def tables_of(result: Summary) -> dict[str, list[list[str]]]:
+    """Return the tables of a run: those of its method, and the confusion matrix of few classes."""
+    tables, found = dict(result.get("tables", {})), result.get("held_out", {})
+    names = [plain_line(name, _LONGEST_NAME) for name in found.get("class_names", ())]
+    if "confusion" in found and 0 < len(names) <= _MOST_CLASSES:
+        mark = noise_mark(result["privacy"])
+        counts = [[f"{mark}{n}" for n in row] for row in found["confusion"]]
+        rows = [[name, *row] for name, row in zip(names, counts, strict=True)]
+        tables[CONFUSION] = [["true", *names], *rows]
+    return tables
 
-    ``mark`` stands before counts.
-    """
-    found = result.get("held_out", {})
-    names = [escape(plain_line(name, _LONGEST_NAME)) for name in found.get("class_names", ())]
-    if not names or "confusion" not in found or len(names) > _MOST_ROWS:
-        return []
-    rows = [["positive class", names[1]]] if len(names) == 2 else []
-    for name, counts in zip(names, found["confusion"], strict=True):
-        taken = [f"{n} as {other}" for n, other in zip(counts, names, strict=True) if n]
-        rows.append([f"held-out rows of {name}", mark + (", ".join(taken) or "none")])
-    return rows
+
+def positive_rows(result: Summary) -> list[list[str]]:
+    """Return the row of a run's table that names the positive one of two classes."""
+    positive = result.get("held_out", {}).get("positive")
+    return (
+        []
+        if positive is None
+        else [["positive class", escape(plain_line(positive, _LONGEST_NAME))]]
+    )
 
 
 def useless_rows(result: Summary) -> list[list[str]]:

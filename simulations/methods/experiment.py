@@ -124,7 +124,7 @@ def run_entries(
             if step.audit is not None:
                 seconds -= step.audit.seconds
                 cpu -= step.audit.seconds
-            progress(f"{label}: {family(entry.method).afterwards}", 0, 0)
+            progress(f"{label}: evaluation", 0, 0)
             with part("judge"):
                 ledger, measured = strategy.ledger_, measure(strategy)
             seconds += measured.pop("seconds", 0.0)

@@ -15,7 +15,6 @@ from fedkern_flwr.gram.matrix import count_values
 from fedkern_flwr.gram.messages import disjoint_cohorts
 from fedkern_flwr.interactions import is_interactions
 from fedkern_flwr.secure_sum import check_cohort
-from fedkern_flwr.tables.dialect import DIALECT
 from fedkern_flwr.tables.table import Table, how_many
 from fedkern_flwr.vertical.parties import MissingRows
 
@@ -231,7 +230,6 @@ class MatrixFamily(Family[G, S, P]):
     """Methods that sum matrices of products."""
 
     data = "nyc-flights"
-    repetitions = "Repetitions, with other nodes that take part."
     always_secure = "a node's products are its ratings"
 
     def check(self, config: Config) -> None:
@@ -312,8 +310,6 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
     strategies = (SecureGram,)
     settings, makes = GramSettings, staticmethod(prepare_gram)
     run_options = ("learner", "cost", "class_weight", "level")
-    draws = "runs"
-    afterwards = "training on the kernel"
     checked = ("centralised_difference", "max_abs_error")
     columns = _COLUMNS
     usual = "clients kernel min_support learner"
@@ -326,7 +322,6 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
         common.Shown("error_bound", "  bound of rounding", common.scientific, zero=False),
     )
     own_options = of_fields(MachineOptions)
-    seeded = "split and nodes that take part"
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
@@ -414,22 +409,16 @@ def refuse_options_of_tables(config: Config) -> None:
     OptionError
     """
     chosen = {**config["data"], **config}
+    of_ratings = {f.name for f in fields(RatingColumns)} - {"test_size"}
+    of_tables = {f.name for f in fields(GramSettings)} - of_ratings | {*GramFamily.run_options}
     for option in GramFamily().parameters():
-        if option.name in _OF_TABLES and chosen[option.name] not in (option.default, (), []):
+        if option.name in of_tables and chosen[option.name] not in (option.default, (), []):
             flag = option.flag.removeprefix("--") or option.name.replace("_", "-")
             raise OptionError(
                 f"{flag} is for tables, {Path(config['data']['data']).name} holds ratings",
                 remedy="leave it out",
                 code="FK-DATA-OPTION",
             )
-
-
-_OF_TABLES = (
-    *("label", "target", "id_column", "site_column", "use", "ignore", "common_columns"),
-    *("missing", "scaling", "categories", "task", "positive", "train_rows", "test_size"),
-    *("learner", "cost", "class_weight", "level"),
-    *DIALECT,
-)
 
 
 def check_features(strategy: SecureGram, x: NDArray[np.float64]) -> None:

@@ -460,10 +460,9 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
 
     strategies = (HierarchicalSVM,)
     settings, makes = HierarchicalSettings, HierarchicalData
-    draws = "runs"
     checked = ("centralised_objective", "objective_gap")
     app, deployable, nodes = "hierarchical_svm", ("hierarchical-svm",), 8
-    parties, dealt_by_nodes = "users", ("clients", "users")
+    dealt_by_nodes = ("users",)
     columns = _COLUMNS
     usual = "users groups partition model C class_weight"
     shown = (
@@ -471,7 +470,7 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
         common.MOST_FREQUENT,
         common.Shown("centralised_test_accuracy", _OPTIMUM),
         *common.SCORED,
-        common.Shown("test_rmse", "RMSE on held-out rows"),
+        common.Shown("test_rmse", "RMSE on held-out rows (unit of the label)"),
         common.Shown("centralised_test_rmse", _OPTIMUM),
         *common.ERRORS,
         common.Shown("objective", "objective"),
@@ -484,8 +483,6 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
     own_options = (
         Option("step_sizes", str | None, None, "rho of each group, separated by commas.", METHOD),
     )
-    repetitions = "Runs averaged, each with its own delays and features."
-    seeded = "split, delays and random features"
     always_secure = "a user's model shows its rows"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
@@ -502,7 +499,7 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
                 remedy="use more nodes: users, an agent per group and, if vertical, a label owner",
                 code="FK-PARTIES-FEW",
             )
-        return {"users": users, "clients": None}
+        return {"users": users}
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Make the configuration of a run; refuse what contradicts itself.
@@ -513,7 +510,8 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
         """
         sizes = read_numbers("group-sizes", values["group_sizes"], int)
         steps = read_numbers("step-sizes", values["step_sizes"], float)
-        users = self.number_of_parties(values, USERS if sizes is None else sum(sizes))
+        named = USERS if sizes is None else sum(sizes)
+        users = named if values["users"] is None else values["users"]
         groups, layers = values["groups"], has_agents(values)
         if sizes is not None and groups not in (None, len(sizes)):
             raise OptionError(

@@ -24,7 +24,6 @@ from ...strategies import FedCG
 from ..run.data import hold_out
 from ..run.entries import Entry, mean
 from ..run.format import figure
-from ..run.options import PARTIES, of_fields
 from ..run.party_files import PartyFiles
 from ..run.splits import Split, split_rows
 from ..run.toy import three_hospitals
@@ -400,29 +399,15 @@ _COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class HybridOptions:
-    """Who takes part in a run of FedCG, told in another way.
-
-    Attributes
-    ----------
-    clients : int or None
-        Hospitals and centres together, instead of --hospitals.
-    """
-
-    clients: int | None = None
-
-
 class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
     """FedCG."""
 
     strategies = (FedCG,)
     settings, makes = HybridSettings, HybridData
     left_out = "they lack a block of columns"
-    draws = "runs"
     checked = ("centralised_difference",)
     app, deployable = "fed_cg", ("fed-cg",)
-    dealt_by_nodes = ("clients", "centres")
+    dealt_by_nodes = ("centres",)
     columns = _COLUMNS
     usual = "hospitals centres landmarks gamma regularization tune"
     shown = (
@@ -434,8 +419,6 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
         ),
     )
     data = "breast-cancer"
-    own_options = of_fields(HybridOptions, PARTIES)
-    repetitions, seeded = "Runs averaged, each with its own landmarks.", "split and landmarks"
     always_secure = "columns of a kernel show the rows of a hospital"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
@@ -447,26 +430,7 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
                 remedy="use more nodes or less hospitals",
                 code="FK-PARTIES-FEW",
             )
-        return {"hospitals": hospitals, "centres": nodes - hospitals, "clients": None}
-
-    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the configuration of a run; refuse what contradicts itself.
-
-        Raises
-        ------
-        OptionError
-        """
-        hospitals, centres, clients = (values[n] for n in ("hospitals", "centres", "clients"))
-        if hospitals is None:
-            hospitals = 2 if clients is None else clients - centres
-        if clients not in (None, hospitals + centres):
-            raise OptionError(
-                f"{how_many(hospitals, 'hospital')} and {how_many(centres, 'centre')} "
-                f"are not {clients} clients",
-                remedy="leave out --clients",
-                code="FK-CLIENTS-DIFFER",
-            )
-        return super().config(name, {**values, "hospitals": hospitals})
+        return {"hospitals": hospitals, "centres": nodes - hospitals}
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""

@@ -89,14 +89,12 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
     )
     settings, makes = DataSettings, staticmethod(prepare)
     run_options = ("secure", "hindsight")
-    draws = "feature draws"
     app, deployable = "pof_mkl", ("pof-mkl", "pof-rls")
     deployed_defaults = {"samples_per_round": 50, "checkpoint_every": 2}  # noqa: RUF012
     columns = _COLUMNS
     usual = "clients split kernels_per_round features step_size samples_per_round"
     data = "nyc-weather"
     own_options = of_fields(OnlineOptions)
-    repetitions, seeded = "Feature draws averaged.", "split and features"
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration of a run: with a budget of privacy secure sums, no medians."""
@@ -223,10 +221,12 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
             )
         }
         if history[0]["regret"] is not None:
-            made["regret_plot"] = plots.plot_average_regret(
-                {label: [(row["round"], row["regret"]) for row in history]},
+            made["regret_plot"] = plots.plot_sweep(
+                {label: [(r["round"], r["regret"] / r["round"], 0.0) for r in history]},
                 folder / "average_regret.png",
                 title="Average regret of the clients",
+                xlabel="samples per client t",
+                ylabel="regret per sample (squared error)",
                 svg=False,
             )
         return made

@@ -84,7 +84,6 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
     strategies = (FedCFK,)
     settings, makes = RatingSettings, RatingData
     left_out = "they rated no item of the kernel"
-    draws = "repetitions"
     app, deployable = "fed_cfk", ("fed-cfk",)
     dealt_by_nodes = ("clients", "users_per_client")
     columns = _COLUMNS
@@ -102,7 +101,6 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
         common.DIFFERENCE,
     )
     checked = ("centralised_difference", COVERAGE)
-    seeded = "split and nodes that take part"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Deal the users to the nodes."""

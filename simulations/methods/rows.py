@@ -189,7 +189,6 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
     }
 
     data = "iris"
-    repetitions, seeded = "Runs averaged, each with a seed of its own.", "split and method"
 
     def check(self, config: Config) -> None:
         """Refuse a method whose options cannot be told from those of the table; see the base."""

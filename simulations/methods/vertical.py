@@ -227,30 +227,21 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
 
     strategies = (FDSKL,)
     settings, makes = VerticalSettings, VerticalData
-    draws = "runs"
     checked = ("centralised_difference",)
     app, deployable = "fdskl", ("fdskl",)
-    parties, dealt_by_nodes = "parties", ("clients", "parties")
+    dealt_by_nodes = ("parties",)
     columns = _COLUMNS
     usual = "parties schedule features gamma regularization loss"
+    shown = (
+        *common.JUDGED,
+        common.Shown("validation_score", "score in cross-validation"),
+        common.Shown("gamma", "gamma", common.short),
+        common.Shown("regularization", "lambda", common.short),
+        common.DIFFERENCE,
+    )
     reading = ("Methods whose name says pooled see all columns at once; they cost no exchange.",)
     data = "breast-cancer"
-    repetitions = "Runs averaged, each with its own directions."
-    seeded = "split, batches and directions"
     always_secure = "phases without masks show columns"
-
-    def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
-        """Make every node a party."""
-        return {"parties": nodes, "clients": None}
-
-    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the configuration of a run; refuse what contradicts itself.
-
-        Raises
-        ------
-        OptionError
-        """
-        return super().config(name, {**values, "parties": self.number_of_parties(values, 4)})
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
@@ -352,18 +343,6 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
         """Return the numbers of parties and rows."""
         parties = f"{facts['parties']} parties ({facts['active_parties']} with labels)"
         return f"{parties}, {rows_of(facts)}"
-
-    def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return how good the model is."""
-        score = "accuracy" if result["config"]["classes"] else "RMSE"
-        shown = (
-            *common.JUDGED,
-            common.Shown("validation_score", f"{score} in cross-validation"),
-            common.Shown("gamma", "gamma", common.short),
-            common.Shown("regularization", "lambda", common.short),
-            common.DIFFERENCE,
-        )
-        return [row for one in shown for row in one.rows(result["metrics"])]
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return what the server saw, and how many rows a party lacks."""

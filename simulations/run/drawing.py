@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from statistics import median_low
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 Dash = Literal["-", "--", ":", "-."]
 Scale = Literal["linear", "log"]
+#: x, mean and standard deviation.
+Point = tuple[float, float, float]
 
 
 # Okabe and Ito's palette without yellow, which is too pale for lines on white.
@@ -38,7 +39,6 @@ GRID = "#E3E3E3"
 TEXT = 9.5  # points
 SMALL = 8.5
 LOG_FROM = 50.0  # ratio of largest to smallest value from which an axis is logarithmic
-_OFF_SCALE = 1000.0  # a curve this many times above the typical one leaves the figure
 _MOST_POINTS = 400  # per curve; more cannot be seen and bloat the SVG
 _MARK_EVERY = 0.16  # distance of markers, in diagonals of the axes
 _LONGEST_NAME = 60
@@ -122,20 +122,13 @@ def complete_styles(styles: Mapping[str, Style] | None, names: Iterable[str]) ->
     return assign_styles([*(styles or {}), *names]) | dict(styles or {})
 
 
-def thin_out(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def thin_out(points: list[Point]) -> list[Point]:
     """Keep at most `_MOST_POINTS` points, spread evenly over the logarithm of their place."""
     n = len(points)
     if n <= _MOST_POINTS:
         return points
     places = {round(n ** (k / (_MOST_POINTS - 1))) - 1 for k in range(_MOST_POINTS)}
     return [points[place] for place in sorted(places)]
-
-
-def ceiling_of(curves: list[list[float]]) -> float:
-    """Return the absolute value above which a curve is off scale."""
-    sizes = [max(abs(y) for y in curve) for curve in curves]
-    typical = median_low(sizes) if sizes else 0.0
-    return _OFF_SCALE * typical if typical > 0 else math.inf
 
 
 def scale_x(axes: Axes, values: Sequence[float], *, log_from: float) -> None:
@@ -150,6 +143,28 @@ def scale_x(axes: Axes, values: Sequence[float], *, log_from: float) -> None:
         ticks_of_log(axes.xaxis, min(values), max(values))
     elif all(float(value).is_integer() for value in values):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def scale_y(axes: Axes, values: Sequence[float]) -> None:
+    """Make the y axis logarithmic if its values span ``LOG_FROM``, but linear around zero."""
+    from matplotlib.ticker import SymmetricalLogLocator
+
+    low, high = min(values), max(values)
+    least = min((abs(value) for value in values if value), default=1.0)
+    largest = max(high, -low)
+    if low > 0 and high > LOG_FROM * low:
+        axes.set_yscale("log", nonpositive="clip")
+        axes.set_ylim(low / 2, None)  # a band that reaches zero must not drag the axis down
+        ticks_of_log(axes.yaxis, low, high)
+    elif low <= 0 and largest > LOG_FROM * least:
+        threshold = 10.0 ** round(math.log10(max(least, largest / 1e4)))
+        axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
+        locator = SymmetricalLogLocator(base=10, linthresh=threshold)
+        locator.set_params(numticks=7)
+        axes.yaxis.set_major_locator(locator)
+        axes.yaxis.set_major_formatter(power_or_number)
+    if low < 0 < high:
+        axes.axhline(0.0, color=SOFT, linewidth=0.8, zorder=1.5)
 
 
 def ticks_of_log(axis: Axis, low: float, high: float) -> None:
@@ -198,10 +213,6 @@ def tint(colour: str) -> str:
     """Mix a colour with white."""
     channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(c + 0.68 * (255 - c)):02X}" for c in channels)
-
-
-def note_of(scale: Scale) -> str:
-    return ", log scale" if scale == "log" else ""
 
 
 def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], style: Style) -> None:
@@ -330,8 +341,3 @@ def write_mean_and_std(mean: float, std: float | None) -> str:
         return write_number(mean)
     decimals = 1 if abs(mean) >= 1 else 3
     return f"{mean:.{decimals}f} ± {std:.{decimals}f}"
-
-
-def averages_of(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-    """Return ``(t, regret / t)`` sorted by ``t``, without what cannot be drawn."""
-    return sorted((t, r / t) for t, r in points if t > 0 and r is not None and math.isfinite(r / t))

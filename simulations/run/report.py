@@ -10,18 +10,15 @@ import base64
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
-from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.text import Text
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
-
-Mark = Literal["good", "fair", "bad"]
 
 REPORT = "report.html"
 _CAPTIONS = {
@@ -40,9 +37,6 @@ _PARTS = {
 }
 _HEADS = {"column": "column", "kind": "holds", "text": "became", "outputs": "columns"}
 
-#: Bytes of a page above which its figures get few colours, so that it can be sent by mail.
-LARGEST = 2_000_000
-
 
 @dataclass(frozen=True)
 class TableBlock:
@@ -58,15 +52,12 @@ class TableBlock:
         The cells; columns of numbers are aligned to the right.
     best : frozenset of (int, int) (default: frozenset())
         Row and column, from zero, of the cells in bold.
-    marks : mapping of (int, int) to {"good", "fair", "bad"}
-        Row and column of the cells in a colour; what they say must not depend on it.
     """
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     best: frozenset[tuple[int, int]] = frozenset()
-    marks: Mapping[tuple[int, int], Mark] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,14 +155,9 @@ def write_report(path: Path, *, title: str, subtitle: str, blocks: Sequence[Bloc
         If an image is missing or no PNG, or a row of a table has not one cell per column.
     """
     lead = f'\n<p class="subtitle">{escape(subtitle)}</p>' if subtitle else ""
-    for small in (False, True):
-        body = _body(blocks, small=small)
-        page = _PAGE.format(title=escape(title), lead=lead, style=_STYLE, body=body)
-        # A lone surrogate (from a file name, say) must not lose the report.
-        data = page.encode("utf-8", errors="replace")
-        if len(data) <= LARGEST:
-            break
-    write_atomically(path, data, private=True)  # its pictures may show rows
+    page = _PAGE.format(title=escape(title), lead=lead, style=_STYLE, body=_body(blocks))
+    # A lone surrogate (from a file name, say) must not lose the report. Its pictures may show rows.
+    write_atomically(path, page.encode("utf-8", errors="replace"), private=True)
     return path
 
 
@@ -180,6 +166,7 @@ def write_run_report(
     title: str,
     subtitle: str,
     rows: Sequence[Sequence[str]],
+    tables: Mapping[str, Sequence[Sequence[str]]],
     result: Mapping[str, Any],
 ) -> Path:
     """Write ``report.html`` of a run; it names no value and no category but classes of the label.
@@ -192,6 +179,8 @@ def write_run_report(
         Head of the page.
     rows : sequence of (str, str)
         Figures as a run shows them, with Rich's markup.
+    tables : mapping of str to sequence
+        Caption of a table -> its headings and rows.
     result : mapping
         What ``result.json`` has.
 
@@ -207,8 +196,7 @@ def write_run_report(
         facts[own] = f"{facts[own]}\n{value}" if own in facts else value
     red = frozenset(name.plain.strip() for name, _ in named if name.spans)
     blocks: list[Block] = [
-        TableBlock(name.capitalize(), heads, cells)
-        for name, (heads, *cells) in result.get("tables", {}).items()
+        TableBlock(name.capitalize(), heads, cells) for name, (heads, *cells) in tables.items()
     ]
     blocks.append(FactsBlock("Figures", facts, red))
     if seconds := result.get("seconds_by_part"):
@@ -228,7 +216,7 @@ def write_run_report(
     return write_report(folder / REPORT, title=title, subtitle=subtitle, blocks=blocks)
 
 
-def _body(blocks: Sequence[Block], *, small: bool) -> str:
+def _body(blocks: Sequence[Block]) -> str:
     parts = []
     tables = figures = 0
     for block in blocks:
@@ -238,7 +226,7 @@ def _body(blocks: Sequence[Block], *, small: bool) -> str:
                 parts.append(_table(block, tables))
             case FigureBlock():
                 figures += 1
-                parts.append(_figure(block, figures, small=small))
+                parts.append(_figure(block, figures))
             case BarBlock():
                 figures += 1
                 parts.append(_bar(block, figures))
@@ -271,8 +259,6 @@ def _table(block: TableBlock, number: int) -> str:
             text = escape(cell)
             if (i, j) in block.best:
                 text = f"<strong>{text}</strong>"
-            if (i, j) in block.marks:
-                text = f'<span class="{block.marks[i, j]}">{text}</span>'
             if j == 0 and not numeric[0]:
                 short = ' class="short"' if len(cell) <= _SHORT else ""
                 cells.append(f'<th scope="row"{short}>{text}</th>')
@@ -288,7 +274,7 @@ def _table(block: TableBlock, number: int) -> str:
     )
 
 
-def _figure(block: FigureBlock, number: int, *, small: bool) -> str:
+def _figure(block: FigureBlock, number: int) -> str:
     try:
         data = block.png.read_bytes()
     except OSError as error:
@@ -302,7 +288,6 @@ def _figure(block: FigureBlock, number: int, *, small: bool) -> str:
             f"the figure {block.png} is no PNG", remedy="draw it again", code="FK-FILE-FORMAT"
         )
     width, height = struct.unpack(">II", data[16:24])  # of the IHDR chunk
-    data = _in_few_colours(data) if small else data
     caption = escape(block.caption)
     return (
         f'<figure>\n<img src="data:image/png;base64,{base64.b64encode(data).decode()}" '
@@ -331,17 +316,6 @@ def _bar(block: BarBlock, number: int) -> str:
         f"<figcaption><b>Figure {number}.</b> {escape(block.caption)}: {whole:.1f} s</figcaption>"
         "\n</figure>"
     )
-
-
-def _in_few_colours(png: bytes) -> bytes:
-    """Return a plot with at most 64 colours, if that makes it smaller and Pillow is there."""
-    try:
-        from PIL import Image  # comes with matplotlib, which drew it
-    except ImportError:
-        return png
-    out = BytesIO()
-    Image.open(BytesIO(png)).convert("RGB").quantize(64).save(out, "PNG", optimize=True)
-    return min(png, out.getvalue(), key=len)
 
 
 def _text(block: TextBlock) -> str:
@@ -382,13 +356,13 @@ _STYLE = """\
 :root {
   color-scheme: light;
   --ink: #1c1f23; --soft: #5b636e; --paper: #ffffff; --line: #d9dde3; --band: #f5f7f9;
-  --accent: #0072b2; --good: #00704f; --fair: #8a5a00; --bad: #b3261e;
+  --accent: #0072b2; --bad: #b3261e;
 }
 @media screen and (prefers-color-scheme: dark) {
   :root {
     color-scheme: dark;
     --ink: #e4e7eb; --soft: #a0a8b3; --paper: #16191d; --line: #363c45; --band: #1e2228;
-    --accent: #56b4e9; --good: #4cc38a; --fair: #e0a63a; --bad: #ff8a80;
+    --accent: #56b4e9; --bad: #ff8a80;
   }
 }
 * { box-sizing: border-box; }
@@ -425,10 +399,7 @@ th, td { overflow-wrap: break-word; }
 .wide th, .wide td { padding: 0.35rem 0.45rem; }
 .wide th.short { white-space: normal; }
 strong { font-weight: 700; }
-.good, .fair, .bad { font-weight: 600; }
-.good { color: var(--good); }
-.fair { color: var(--fair); }
-.bad { color: var(--bad); }
+.bad { color: var(--bad); font-weight: 600; }
 figure { margin: 2rem 0; }
 figure img {
   display: block; width: auto; max-width: min(100%, 44rem); height: auto; padding: 0.5rem;

@@ -95,7 +95,8 @@ def split_iid(
         If ``clients`` or ``rows_per_client`` is below 1.
     """
     _check_counts(rows, clients, rows_per_client)
-    return _deal(np.random.default_rng(seed).permutation(rows), clients, rows_per_client)
+    order = np.random.default_rng(seed).permutation(rows)
+    return np.array_split(order[: clients * (rows_per_client or rows)], clients)
 
 
 def split_by_site(
@@ -137,8 +138,15 @@ def split_by_site(
     rng = np.random.default_rng(seed)
     values, codes = np.unique(site, return_inverse=True)
     pools = [rng.permutation(np.flatnonzero(codes == s)) for s in range(values.size)]
+    own = np.arange(clients) % len(pools)
+    counts = np.zeros((clients, len(pools)), np.intp)
     if own_share == 1:
-        return _split_own_site(pools, clients, rows_per_client)
+        for s, members in enumerate(np.flatnonzero(own == s) for s in range(len(pools))):
+            rows = pools[s].size if rows_per_client is None else len(members) * rows_per_client
+            for part, member in enumerate(members):
+                counts[member, s] = (rows + len(members) - 1 - part) // len(members)
+            _check_site(s, pools, len(members) * (rows_per_client or 1), rows_per_client)
+        return [np.sort(part) for part in _cut(pools, counts)]
     if rows_per_client is None:
         raise OptionError(
             "own_share below 1 needs the number of rows per client",
@@ -151,7 +159,13 @@ def split_by_site(
             remedy="use own_share 1 or another --site",
             code="FK-SPLIT-ONE",
         )
-    return _split_mixed_sites(pools, clients, rows_per_client, own_share, rng)
+    for client, mine in enumerate(own):
+        shares = np.full(len(pools), (1 - own_share) / (len(pools) - 1))
+        shares[mine] = own_share
+        counts[client] = _largest_remainder(shares * rows_per_client, rows_per_client)
+    for s, needed in enumerate(counts.sum(axis=0).tolist()):
+        _check_site(s, pools, needed, rows_per_client)
+    return [rng.permutation(part) for part in _cut(pools, counts)]
 
 
 def split_dirichlet(
@@ -193,9 +207,14 @@ def split_dirichlet(
     codes = _classes(y)
     pools = [rng.permutation(np.flatnonzero(codes == c)) for c in range(codes.max() + 1)]
     if rows_per_client is None:
-        parts = _divide_classes(pools, clients, alpha, rng)
+        counts = _divide_classes(pools, clients, alpha, rng)
     else:
-        parts = _draw_classes(pools, clients, rows_per_client, alpha, rng)
+        counts = _draw_classes(pools, clients, rows_per_client, alpha, rng)
+    parts = _cut(pools, counts)
+    for k in range(clients):  # nobody is without rows
+        if parts[k].size == 0:
+            largest = max(range(clients), key=lambda j: parts[j].size)
+            parts[k], parts[largest] = parts[largest][-1:], parts[largest][:-1]
     return [rng.permutation(part) for part in parts]
 
 
@@ -217,50 +236,13 @@ def _remedy(rows_per_client: int | None) -> str:
     return "use fewer --clients" + ("" if rows_per_client is None else " or --rounds")
 
 
-def _deal(
-    rows: NDArray[np.intp], clients: int, rows_per_client: int | None
-) -> list[NDArray[np.intp]]:
-    if rows_per_client is not None:
-        rows = rows[: clients * rows_per_client]
-    return np.array_split(rows, clients)
-
-
-def _split_own_site(
-    pools: list[NDArray[np.intp]], clients: int, rows_per_client: int | None
-) -> list[NDArray[np.intp]]:
-    parts: list[NDArray[np.intp]] = [np.empty(0, dtype=np.intp)] * clients
-    for s, pool in enumerate(pools):
-        members = range(s, clients, len(pools))
-        _check_site(s, pools, len(members) * (rows_per_client or 1), rows_per_client)
-        if members:
-            for k, part in zip(members, _deal(pool, len(members), rows_per_client), strict=True):
-                parts[k] = np.sort(part)
-    return parts
-
-
-def _split_mixed_sites(
-    pools: list[NDArray[np.intp]],
-    clients: int,
-    rows_per_client: int,
-    own_share: float,
-    rng: np.random.Generator,
-) -> list[NDArray[np.intp]]:
-    sites = len(pools)
-    counts = np.empty((clients, sites), dtype=np.intp)
-    for k in range(clients):
-        shares = np.full(sites, (1 - own_share) / (sites - 1))
-        shares[k % sites] = own_share
-        counts[k] = _largest_remainder(shares * rows_per_client, rows_per_client)
-    for s, needed in enumerate(counts.sum(axis=0)):
-        _check_site(s, pools, int(needed), rows_per_client)
-    stops = counts.cumsum(axis=0)  # (clients, sites)
+def _cut(pools: list[NDArray[np.intp]], counts: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Return rows of each client: so many of each pool, ``counts[client, pool]``, in order."""
     return [
-        rng.permutation(
-            np.concatenate(
-                [pools[s][stops[k, s] - counts[k, s] : stops[k, s]] for s in range(sites)]
-            )
+        np.concatenate(
+            [pool[end - n : end] for pool, end, n in zip(pools, ends, each, strict=True)]
         )
-        for k in range(clients)
+        for ends, each in zip(counts.cumsum(axis=0), counts, strict=True)
     ]
 
 
@@ -295,19 +277,14 @@ def _classes(y: NDArray[Any]) -> NDArray[np.intp]:
 
 def _divide_classes(
     pools: list[NDArray[np.intp]], clients: int, alpha: float, rng: np.random.Generator
-) -> list[NDArray[np.intp]]:
-    shares: list[list[NDArray[np.intp]]] = [[] for _ in range(clients)]
-    for pool in pools:
-        proportions = rng.dirichlet(np.full(clients, alpha))
-        stops = np.round(np.cumsum(proportions)[:-1] * pool.size).astype(np.intp)
-        for share, piece in zip(shares, np.split(pool, stops), strict=True):
-            share.append(piece)
-    parts = [np.concatenate(share) for share in shares]
-    for k in range(clients):
-        if parts[k].size == 0:
-            largest = max(range(clients), key=lambda j: parts[j].size)
-            parts[k], parts[largest] = parts[largest][-1:], parts[largest][:-1]
-    return parts
+) -> NDArray[np.intp]:
+    """Return how many rows of each class a client gets: a share of all of them."""
+    counts = np.empty((clients, len(pools)), np.intp)
+    for place, pool in enumerate(pools):
+        shares = rng.dirichlet(np.full(clients, alpha))
+        stops = np.round(np.cumsum(shares)[:-1] * pool.size).astype(np.intp)
+        counts[:, place] = np.diff(stops, prepend=0, append=pool.size)
+    return counts
 
 
 def _draw_classes(
@@ -316,20 +293,14 @@ def _draw_classes(
     rows_per_client: int,
     alpha: float,
     rng: np.random.Generator,
-) -> list[NDArray[np.intp]]:
-    sizes = np.array([pool.size for pool in pools])
-    used = np.zeros_like(sizes)
-    parts = []
-    for _ in range(clients):
-        wanted = rng.multinomial(rows_per_client, rng.dirichlet(np.full(sizes.size, alpha)))
-        counts = np.minimum(wanted, sizes - used)
-        shortage = rows_per_client - int(counts.sum())
+) -> NDArray[np.intp]:
+    """Return how many rows of each class a client gets: of as many rows as others have."""
+    counts, left = np.empty((clients, len(pools)), np.intp), np.array([p.size for p in pools])
+    for k in range(clients):
+        wanted = rng.multinomial(rows_per_client, rng.dirichlet(np.full(left.size, alpha)))
+        counts[k] = np.minimum(wanted, left)
+        shortage = rows_per_client - int(counts[k].sum())
         if shortage:
-            counts += rng.multivariate_hypergeometric(sizes - used - counts, shortage)
-        parts.append(
-            np.concatenate(
-                [pool[u : u + c] for pool, u, c in zip(pools, used, counts, strict=True)]
-            )
-        )
-        used += counts
-    return parts
+            counts[k] += rng.multivariate_hypergeometric(left - counts[k], shortage)
+        left -= counts[k]
+    return counts
