@@ -117,7 +117,7 @@ class Method(Strategy):
     resume : bool (default: False)
         Continue from the checkpoint.
     threshold : int, optional
-        Secure sums: t, least number of clients in a sum. Default: floor(2 K / 3) + 1. It also
+        Secure sums: least number of clients in a sum, t (default: floor(2 K / 3) + 1). It also
         decides how many colluding clients could open another's vector, see
         :mod:`fedkern_flwr.secure_sum.membership`.
     min_cohort : int (default: 2)
@@ -739,7 +739,7 @@ class PrivateMethod(Method):
     )
     privacy_colluders: int = option(
         1,
-        "Parties that may pool what they know; others add more noise.",
+        "Parties that may collude: the others add more noise.",
         least=0,
     )
 

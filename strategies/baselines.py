@@ -117,7 +117,7 @@ class EMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
     )
     importance_weighting: bool = option(
         True,
-        "Divide gradients by the probability of their kernel; diverges with the paper's step size.",
+        "Divide gradients by kernel probabilities; diverges with the paper's step size.",
     )
 
     def request(self, stream: dict[str, Any]) -> wire.DrawnRequest:

@@ -115,7 +115,9 @@ class FDSKL(Judges):
         {"min_clients", "max_missed", "threshold", "min_cohort"}
     )
 
-    schedule: Schedule = option("one-shot", "All phases in one exchange, or an exchange per iteration.")
+    schedule: Schedule = option(
+        "one-shot", "All phases in one exchange, or an exchange per iteration."
+    )
     features: int | None = option(
         None,
         "One-shot: directions in all, R (default: 2000; 1000 for numbers).",
@@ -127,9 +129,7 @@ class FDSKL(Judges):
         "Streaming: new directions per iteration, r (default: 16; paper: 1).",
         least=1,
     )
-    batch: int = option(
-        None, "Streaming: rows per iteration, B (default: 64; paper: 1).", least=1
-    )
+    batch: int = option(None, "Streaming: rows per iteration, B (default: 64; paper: 1).", least=1)
     step: float | None = option(
         None,
         "Streaming: step size (default: by loss, 0.5 square, 4 logistic, 2 smooth-hinge).",
@@ -141,22 +141,20 @@ class FDSKL(Judges):
     loss: Loss | None = option(
         None, "Loss, Table 1 (default: smooth-hinge for classes, square for numbers)."
     )
-    kernel: Kernel = option("rbf", "Kernel exp(-gamma d) of squared Euclidean or of absolute distances d.")
+    kernel: Kernel = option(
+        "rbf", "Kernel exp(-gamma d) of squared Euclidean or of absolute distances d."
+    )
     gamma: float | None = option(
         None, "Width of the kernel (default: chosen by cross-validation).", above=0.0
     )
     regularization: float | None = option(
         None, "Penalty lambda (default: chosen by cross-validation, or 1e-4).", above=0.0
     )
-    intercept: bool = option(
-        True, "One-shot: add a constant to the kernel for classes."
-    )
+    intercept: bool = option(True, "One-shot: add a constant to the kernel for classes.")
     phase_bits: int | None = option(
         None, "Bits of a phase (default: 16; 32 for numbers in one-shot)."
     )
-    missing: MissingRows = option(
-        "error", "Rows that a party does not hold: refuse the run, or drop them."
-    )
+    missing: MissingRows = option("error", "Rows that a party lacks: refuse the run, or drop them.")
     evaluate_every: int | None = option(
         None,
         "Streaming: iterations between evaluations (default: only the last model).",

@@ -126,12 +126,15 @@ class FedCG(PrivateMethod, Judges):
         "Landmarks: uniform, normal, or normal with covariance (auto: C or U).",
     )
     basis: Literal["landmarks", "fourier"] = option(
-        "landmarks", "Kernel columns of landmarks, or random Fourier features (for privacy budgets)."
+        "landmarks",
+        "Kernel columns of landmarks, or random Fourier features (for privacy budgets).",
     )
     kernel: ProductKernel = option(
         "rbf", "Kernel exp(-gamma d) of squared Euclidean or of absolute distances d."
     )
-    gamma: float | None = option(None, "Width of the kernel (default: chosen, see tune).", above=0.0)
+    gamma: float | None = option(
+        None, "Width of the kernel (default: chosen, see tune).", above=0.0
+    )
     landmark_gamma: bool = option(
         False, "A random width per landmark, in [gamma / 2, 2 gamma] (eq. 4.1)."
     )
@@ -141,9 +144,7 @@ class FedCG(PrivateMethod, Judges):
     tune: Literal["auto", "folds", "gcv", "off"] = option(
         "auto", "How gamma and lambda are chosen (auto: best that nodes allow)."
     )
-    penalty: Penalty = option(
-        "ridge", "Penalty lambda I (eq. 2.9) or lambda K_mm (eq. 2.10)."
-    )
+    penalty: Penalty = option("ridge", "Penalty lambda I (eq. 2.9) or lambda K_mm (eq. 2.10).")
     solver: Literal["auto", "normal-equations", "cg"] = option(
         "auto",
         "Normal equations or conjugate gradients (auto: equations up to 1000 landmarks).",
@@ -161,14 +162,12 @@ class FedCG(PrivateMethod, Judges):
         1e-10, "CG: stop at this residual, relative to K^T y.", above=0.0, below=1.0
     )
     missing: MissingBlocks = option(
-        "error", "Rows that lack a block: refuse the run, drop, or skip the block."
+        "error", "Rows that lack a block: refuse, drop, or set its factor to one."
     )
     allow_single: bool = option(
         False, "Allow what shows values of a single hospital or centre.", of_model=False
     )
-    distance_bits: int = option(
-        64, "Bits of a number in sums of distances; 32 is less exact."
-    )
+    distance_bits: int = option(64, "Bits of a number in sums of distances; 32 is less exact.")
     variance: bool = option(
         False, "Numbers: predict variances as well; the model then holds K^T K."
     )

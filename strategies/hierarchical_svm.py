@@ -82,8 +82,8 @@ class HierarchicalSVM(Judges, PrivateMethod):
     Parameters
     ----------
     model : {"linear", "rbf", "logistic", "ridge"} (default: "linear")
-        Linear SVM, SVM on random Fourier features of a Gaussian kernel, logistic or ridge
-        regression. More than two classes: one model per class against the rest.
+        Linear SVM, SVM on random features (rbf), logistic or ridge regression. More than two
+        classes have one model per class against the rest.
     step_sizes : sequence of float, optional
         First rho of each group.
     checkpoint_every : int (default: 10)
@@ -161,9 +161,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
         "RBF: random frequencies, D (default: 500, within the release limits).",
         least=1,
     )
-    gamma: float | None = option(
-        None, "RBF: width (default: 1 / number of columns).", above=0.0
-    )
+    gamma: float | None = option(None, "RBF: width (default: 1 / number of columns).", above=0.0)
     staleness: int = option(
         0,
         "Iterations that a group may be ahead of the slowest, D.",
@@ -176,11 +174,11 @@ class HierarchicalSVM(Judges, PrivateMethod):
     )
     lost_groups: Literal["stop", "leave-out"] = option(
         "stop",
-        "If a group does not reply: stop the run, or continue without it.",
+        "If a group does not reply: stop, or continue without it.",
     )
     missing: MissingRows = option(
         "error",
-        "Vertical: labelled rows that a group lacks stop the run or are dropped.",
+        "Vertical: rows that a group lacks stop the run or are dropped.",
         of_model=False,
     )
     bound: float = option(

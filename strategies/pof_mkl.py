@@ -103,7 +103,7 @@ class KernelLearning(KernelOptions):
     Parameters
     ----------
     bandwidths : sequence of float, optional
-        Bandwidths of the kernels, by default the paper's dictionary.
+        Bandwidths of the kernels (default: those of the paper).
     **common
         Options that the class declares, and those of ``Method``.
     """
@@ -128,7 +128,7 @@ class KernelLearning(KernelOptions):
     )
     frequencies_per_round: int | Literal["all", "auto"] = option(
         "auto",
-        "Frequencies whose gradients are sent (auto: all, or the release limit).",
+        "Frequencies with gradients in a round (auto: all, or the release limit).",
         least=1,
     )
 
@@ -296,7 +296,7 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
 
     kernels_per_round: int | None = option(
         None,
-        "Kernels per round whose gradients a client sends, M (default: by selection).",
+        "Kernels per round of a client, M (default: by selection).",
         least=1,
     )
     features: int = option(
@@ -305,7 +305,10 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
         least=1,
     )
     exploration: float = option(
-        1.0, "Exploration xi in (0, 1]; 1 draws all kernels alike.", above=0.0, most=1.0
+        1.0,
+        "Exploration xi in (0, 1]; with 1, all kernels are equally likely.",
+        above=0.0,
+        most=1.0,
     )
     selection: Selection | None = option(
         None,
@@ -313,7 +316,7 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
     )
     subset: Subset = option(
         "private",
-        "Private: each client draws its kernels; shared: all send the same.",
+        "Private: each client chooses its kernels; shared: all send the same.",
     )
 
     def __init__(self, **options: Any) -> None:

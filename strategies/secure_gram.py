@@ -61,7 +61,7 @@ class SecureGram(Method):
     cohorts : int (default: 1)
         Disjoint sets of nodes; their sums are released one by one and added up.
     coefficients : sequence of float, optional
-        Of series: a_0, a_1, ..., none negative.
+        Series: coefficients a_0, a_1 and so on, none negative.
 
     Attributes
     ----------
@@ -113,9 +113,7 @@ class SecureGram(Method):
         "Counts: least rows of an item (default: 20; 5 in simulations).",
         least=0,
     )
-    participation: float = option(
-        1.0, "Share of the nodes in a sum.", above=0.0, most=1.0
-    )
+    participation: float = option(1.0, "Share of the nodes in a sum.", above=0.0, most=1.0)
     encoding: GramEncoding = option(
         "counts",
         "Whole numbers (counts), or features rounded to 2^-fraction_bits.",
@@ -138,9 +136,7 @@ class SecureGram(Method):
         of_model=False,
     )
 
-    kernel: KernelName = option(
-        "linear", "Kernel of the matrix; series is the sum of a_d K^d."
-    )
+    kernel: KernelName = option("linear", "Kernel of the matrix; series is the sum of a_d K^d.")
     degree: int = option(None, "Poly, conjunctive and disjunctive: degree (default: 2).")
     gamma: float | None = option(
         None, "RBF and poly: gamma (default: 1 / number of summed rows).", above=0.0

@@ -54,9 +54,7 @@ class Summary(PrivateMethod):
     )
     labels_of_row = 0
 
-    group: str | None = option(
-        None, "Column of categories whose groups are compared."
-    )
+    group: str | None = option(None, "Column of categories; its groups are compared.")
     bound: float = option(
         2.0**24, "Public bound on the magnitude of values; dates count in days.", above=0.0
     )

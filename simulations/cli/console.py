@@ -12,6 +12,7 @@ from typing import Literal
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -280,5 +281,5 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console = Console(highlight=False)
     table = plain_table(*heads)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     print_whole(console, table)

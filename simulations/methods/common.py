@@ -167,40 +167,55 @@ COSTS: dict[str, Column] = {
 }
 
 
-def range_cells(name: str, digits: int) -> Callable[[Summary], list[str]]:
-    """Return what writes mean and range of a metric over the draws, the range with a digit less."""
+def ranged(
+    heading: str, name: str, places: int, reading: str, *, paper: int = 2, higher: bool = False
+) -> Column:
+    """Return the columns of mean and range of a metric over the draws, the range a digit shorter.
+
+    Parameters
+    ----------
+    heading, name : str
+        Of the column, and of the metric.
+    places, paper : int
+        Digits of the mean, and of the paper's figure.
+    reading : str
+        How to read the column.
+    higher : bool
+        Whether higher is better.
+    """
 
     def cells(summary: Summary) -> list[str]:
         values = summary.get("draws", {}).get(name) or [summary["metrics"].get(name)]
         if any(value is None for value in values):
             return ["-", "-"]
-        mean, less = sum(values) / len(values), digits - 1
-        return [f"{mean:.{digits}f}", f"{min(values):.{less}f}-{max(values):.{less}f}"]
+        mean, less = sum(values) / len(values), places - 1
+        return [f"{mean:.{places}f}", f"{min(values):.{less}f}-{max(values):.{less}f}"]
 
-    return cells
+    def rank(summary: Summary) -> float | None:
+        value = summary["metrics"].get(name)
+        return -(value or 0.0) if higher else value
+
+    return Column(
+        (heading, "range"),
+        cells,
+        rank=rank,
+        paper=digits(paper),
+        values=drawn(name),
+        higher_is_better=higher,
+        reading=reading,
+    )
 
 
 def accuracy(places: int, paper: int = 2) -> Column:
     """Return the column of accuracies."""
-    return Column(
-        ("accuracy", "range"),
-        range_cells("test_accuracy", places),
-        rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
-        paper=digits(paper),
-        values=drawn("test_accuracy"),
-        higher_is_better=True,
-        reading="Accuracy: of held-out rows, mean and range over the draws.",
-    )
+    text = "Accuracy: of held-out rows, mean and range over the draws."
+    return ranged("accuracy", "test_accuracy", places, text, paper=paper, higher=True)
 
 
 def rmse(places: int) -> Column:
     """Return the column of root mean squared errors."""
-    return Column(
-        ("RMSE", "range"),
-        range_cells("test_rmse", places),
-        rank=lambda s: s["metrics"].get("test_rmse"),
-        reading="RMSE: of held-out rows, in the unit of the label; mean and range over the draws.",
-    )
+    text = "RMSE: of held-out rows, in the unit of the label; mean and range over the draws."
+    return ranged("RMSE", "test_rmse", places, text)
 
 
 def _log_loss(summary: Summary) -> list[str]:

@@ -35,16 +35,15 @@ from .recommender_oracle import BASELINES, COVERAGE, likes, pooled_kernel, rank_
 
 _TOP = 100
 _COLUMNS = {
-    "auc": common.Column(
-        ("AUC", "range"),
-        common.range_cells("auc", 3),
-        rank=lambda s: -(s["metrics"].get("auc") or 0.0),
-        paper=common.digits(3),
-        values=common.drawn("auc"),
-        higher_is_better=True,
-        reading="AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a "
-        "user has not rated before; means over users with ratings in both parts, and their range "
-        "over repetitions.",
+    "auc": common.ranged(
+        "AUC",
+        "auc",
+        3,
+        "AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a user has "
+        "not rated before; means over users with ratings in both parts, and their range over "
+        "runs.",
+        paper=3,
+        higher=True,
     ),
     "ndcg": common.metric("nDCG@100", "ndcg@100", 3, paper=3, higher_is_better=True),
     "recall": common.metric("recall@100", "recall@100", 3, paper=3, higher_is_better=True),

@@ -181,5 +181,6 @@ def _descriptions(cls: type) -> dict[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Return a text without the markup of docstrings."""
-    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
+    """Return the first sentence of a text, without the markup of docstrings."""
+    plain = re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
+    return re.split(r"(?<=\.) (?=[A-Z])", plain, maxsplit=1)[0]

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fedkern_flwr import __version__
-from fedkern_flwr.checkpoint import make_private_folder, write_atomically
+from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.fitted import PREDICTOR, FittedModel
 from fedkern_flwr.model_file import save_model
 
 from ...strategies import Method
-from .folders import used
+from .folders import make_folder, used
 
 ARTIFACTS = {"model": "model.npz", "scaling": "scaling.json"}
 
@@ -60,16 +60,9 @@ class RunFolder:
             )
         if (path / "result.json").exists() and not force:
             raise used(path)
-        try:
-            make_private_folder(path)
-            folder.forget_progress()
-            folder._write("config.json", {**config, "fedkern_flwr": __version__})
-        except OSError as error:
-            raise OptionError(
-                f"{path} cannot be written ({error.strerror})",
-                remedy="choose another --out",
-                code="FK-FILE-WRITE",
-            ) from None
+        make_folder(path, "--out")
+        folder.forget_progress()
+        folder._write("config.json", {**config, "fedkern_flwr": __version__})
         of_earlier_run = ("result.json", "report.html", PREDICTOR, *ARTIFACTS.values())
         for name in of_earlier_run:  # with other options
             (path / name).unlink(missing_ok=True)
