@@ -121,11 +121,7 @@ def compare_presets(values: dict[str, Any]) -> None:
         own = {"datasets": asked.datasets, "paper_split": asked.paper_split or None}
         _refuse({**sizes, **own}, "presets, not for a table of your own")
         if names:
-            raise OptionError(
-                "a preset has data of its own",
-                remedy="leave it out, or --data",
-                code="FK-OPTION-BOTH",
-            )
+            raise OptionError("a preset has data of its own", code="FK-OPTION-BOTH")
         named = [name.strip() for name in (asked.methods or "").split(",") if name.strip()]
         table, left_out = own_table(values, named)
         listed, stem = [table], table.title.rpartition(" ")[2]
@@ -214,11 +210,7 @@ def _presets(
     own = [name for name in names if name in registered()]
     others = [name for name in names if name not in own]
     if datasets and (len(others) + bool(own) > 1 or ALL in names):
-        raise OptionError(
-            "--datasets goes with one preset",
-            remedy="compare them one by one",
-            code="FK-COMPARE-DATASETS",
-        )
+        raise OptionError("--datasets goes with one preset", code="FK-COMPARE-DATASETS")
     if names == [ALL]:
         found, missing, code = [], defaultdict(list), ""
         for name in PAPERS:
@@ -232,21 +224,13 @@ def _presets(
             raise TableError("; ".join(left_out), code=code)
         return found, left_out
     if ALL in names:
-        raise OptionError(
-            f"{ALL} are all presets of the papers", remedy="name it alone", code="FK-COMPARE-TWICE"
-        )
+        raise OptionError(f"{ALL} are all presets of the papers", code="FK-COMPARE-TWICE")
     if len(set(names)) < len(names):
-        raise OptionError(
-            "a preset is named twice", remedy="name each once", code="FK-COMPARE-TWICE"
-        )
+        raise OptionError("a preset is named twice", code="FK-COMPARE-TWICE")
     pairs = [d.strip().partition("=") for d in (datasets or "").split(",") if d.strip()]
     files = {name: file for name, sign, file in pairs if sign}
     if own and files:
-        raise OptionError(
-            "NAME=FILE is for presets",
-            remedy="name files of features by themselves",
-            code="FK-COMPARE-FILES",
-        )
+        raise OptionError("NAME=FILE is for presets", code="FK-COMPARE-FILES")
     wanted = tuple(name for name, *_ in pairs)
     beside = [registered_methods(own, wanted)] if own else []
     found = [preset(name, wanted, files, paper_split=paper_split) for name in others]
@@ -258,9 +242,7 @@ def _refuse(given: Mapping[str, Any], purpose: str) -> None:
     for name, value in given.items():
         if value not in (None, []):
             flag = name.removesuffix("_column").replace("_", "-")
-            raise OptionError(
-                f"--{flag} is for {purpose}", remedy=f"leave out --{flag}", code="FK-COMPARE-OPTION"
-            )
+            raise OptionError(f"--{flag} is for {purpose}", code="FK-COMPARE-OPTION")
 
 
 def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
@@ -361,11 +343,7 @@ def _adjust(chosen: Preset, asked: CompareOptions, sizes: Mapping[str, int]) -> 
     check_seed(asked.seed, runs)
     for name in sizes:
         if not any(_may_set(settings, name) for settings in chosen.data.values()):
-            raise OptionError(
-                f"{chosen.name} has no {name}",
-                remedy=f"leave out --{name}",
-                code="FK-COMPARE-OPTION",
-            )
+            raise OptionError(f"{chosen.name} has no {name}", code="FK-COMPARE-OPTION")
 
     def change(every: Mapping[str, Settings]) -> dict[str, Settings]:
         return {

@@ -105,7 +105,6 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
         if values["nodes"] not in (None, count):
             raise OptionError(
                 f"nodes is {values['nodes']}, the files are of {count} nodes",
-                remedy="leave it out",
                 code="FK-CLIENTS-DIFFER",
             )
         folder = RunFolder.create(
@@ -132,7 +131,6 @@ def _open(name: str, path: Path) -> tuple[RunFolder, dict[str, Any]]:
     if config["method"] != name or config["engine"] != _ENGINE:
         raise OptionError(
             f"{folder.path} holds a run of {config['method']} on engine {config['engine']}",
-            remedy=f"name the folder of a deployment of {name}",
             code="FK-RUN-OTHER",
         )
     return folder, config

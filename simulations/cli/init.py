@@ -61,9 +61,7 @@ def init(asked: InitOptions) -> None:
     """
     method, folder = asked.method, asked.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OptionError(
-            f"{folder} is there already", remedy="choose another folder", code="FK-FOLDER-USED"
-        )
+        raise OptionError(f"{folder} is there already", code="FK-FOLDER-USED")
     own = family(method)
     left_out = shutil.ignore_patterns("__pycache__")
     try:
@@ -76,9 +74,7 @@ def init(asked: InitOptions) -> None:
         project.write_text(text.replace(_NEEDED, _OURS) + added, "utf-8")
     except OSError as error:
         raise OptionError(
-            f"{folder} cannot be written ({error.strerror})",
-            remedy="choose another folder",
-            code="FK-FILE-WRITE",
+            f"{folder} cannot be written ({error.strerror})", code="FK-FILE-WRITE"
         ) from None
     if method in _REGISTERED:  # its nodes have tables of their own, public data are not dealt
         click.echo(f"an app of {method}, for nodes that have tables: {folder}")

@@ -133,20 +133,12 @@ def new_method(asked: NewMethodOptions) -> None:
     name = asked.name
     package = name.replace("-", "_")
     if not package.isidentifier() or not package.islower() or keyword.iskeyword(package):
-        raise OptionError(
-            f"{name!r} is no name of a method",
-            remedy="use small letters, digits and hyphens",
-            code="FK-METHOD-NAME",
-        )
+        raise OptionError(f"{name!r} is no name of a method", code="FK-METHOD-NAME")
     if name in METHODS:
-        raise OptionError(
-            f"there is a method {name} already", remedy="choose another name", code="FK-METHOD-NAME"
-        )
+        raise OptionError(f"there is a method {name} already", code="FK-METHOD-NAME")
     root = Path(asked.out or name)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise OptionError(
-            f"{root} is there already", remedy="choose another --out", code="FK-FOLDER-USED"
-        )
+        raise OptionError(f"{root} is there already", code="FK-FOLDER-USED")
     words = name.split("-")
     known = {
         "name": name,

@@ -111,7 +111,6 @@ def trust_parties(asked: TrustOptions) -> None:
             if trusted.get(partition, raw) != raw and not asked.replace:
                 raise OptionError(
                     f"{file.name} has another key of partition {partition} than the one pinned",
-                    remedy="ask that party which is right; --replace takes the new one",
                     code="FK-IDENTITY-CHANGED",
                 )
             trusted[partition] = raw
@@ -212,9 +211,7 @@ def feed_stream(asked: FeedOptions) -> None:
     fed = fed_by_socket(read_config(asked.node_config))
     if fed is None:
         raise OptionError(
-            f"{asked.node_config.name} names no socket as stream",
-            remedy='write stream = "unix:/path" or "127.0.0.1:PORT"; files need no feeder',
-            code="FK-STREAM-SOCKET",
+            f"{asked.node_config.name} names no socket as stream", code="FK-STREAM-SOCKET"
         )
     feed(*fed)
 
@@ -281,9 +278,7 @@ def _refuse_unreadable(path: Path, option: str) -> None:
     OptionError
     """
     if not os.access(path, os.R_OK) or not path.is_file():
-        raise OptionError(
-            f"{option}: {path} cannot be read", remedy="check the path", code="FK-FILE-READ"
-        )
+        raise OptionError(f"{option}: {path} cannot be read", code="FK-FILE-READ")
 
 
 def _refuse_taken(port: int) -> None:

@@ -65,11 +65,7 @@ def show_status(asked: StatusOptions) -> int:
     """
     state_dir = asked.state_dir
     if not state_dir.is_dir():
-        raise OptionError(
-            f"there is no folder {state_dir}",
-            remedy="name the state-dir of the node's configuration",
-            code="FK-NODE-FOLDER",
-        )
+        raise OptionError(f"there is no folder {state_dir}", code="FK-NODE-FOLDER")
     status, totals = NodeStatus.read(state_dir), ledger_totals(state_dir)
     code, state = _state(status, asked.max_age)
     told: dict[str, Any] = {"state": state}
@@ -204,9 +200,7 @@ def known_ledger(state_dir: Path, partition: int = 0) -> NodeLedger:
     ledger = NodeLedger(state_dir, partition)
     if not ledger.exists:
         raise OptionError(
-            f"there is no {ledger.file.path.name} in {state_dir}",
-            remedy="name the state-dir of the node's configuration; a first run makes the ledger",
-            code="FK-LEDGER-NONE",
+            f"there is no {ledger.file.path.name} in {state_dir}", code="FK-LEDGER-NONE"
         )
     return ledger
 
@@ -358,11 +352,7 @@ def clean_folders(asked: CleanOptions) -> None:
     limit = time.time() - _seconds(asked.older_than)
     ledger, status = known_ledger(state_dir), NodeStatus.read(state_dir)
     if status is not None and status.running and status.busy:
-        raise OptionError(
-            "the node is answering a message",
-            remedy="wait until `fedkern node status` shows none under way, or stop the node",
-            code="FK-NODE-BUSY",
-        )
+        raise OptionError("the node is answering a message", code="FK-NODE-BUSY")
     count = 0
     for folder in sorted(state_dir.iterdir()):
         session = "" if folder.is_symlink() or not folder.is_dir() else session_of(folder)

@@ -19,8 +19,6 @@ from ..run.party_files import FEATURES
 from .console import Screen
 from .options import of_function
 
-_ROWS = "use --data FILE, or --party FILE for every party's file"
-
 
 @dataclass(frozen=True)
 class PredictOptions:
@@ -82,13 +80,9 @@ def predict(asked: PredictOptions) -> None:
     target = Path(out) if out else _free(place / "predictions.csv", force=asked.force)
     check_target(target, "--out")
     if (asked.data is None) == (not party):
-        raise OptionError(
-            "new rows are in one file or in files of parties", remedy=_ROWS, code="FK-PREDICT-ROWS"
-        )
+        raise OptionError("new rows are in one file or in files of parties", code="FK-PREDICT-ROWS")
     if asked.data is not None and not Path(asked.data).is_file():
-        raise TableError(
-            f"there is no file {asked.data}", remedy="check the path", code="FK-FILE-READ"
-        )
+        raise TableError(f"there is no file {asked.data}", code="FK-FILE-READ")
     dialect = {key: getattr(asked, key) for key in DIALECT if hasattr(asked, key)}
     rows: Any = [one.removesuffix(FEATURES) for one in party] if party else Path(str(asked.data))
 

@@ -242,9 +242,7 @@ class Family(ABC, Generic[M, S, P]):
         strategy = self._strategy(config["method"])
         if config.get("secure") and "secure" in strategy.fixed:
             raise OptionError(
-                f"{config['method']} sends nothing that could be summed",
-                remedy="leave out --secure",
-                code="FK-SECURE-FIXED",
+                f"{config['method']} sends nothing that could be summed", code="FK-SECURE-FIXED"
             )
         if not config.get("secure", True):
             _refuse_options_of_sums(strategy, config["options"])
@@ -394,7 +392,6 @@ class Family(ABC, Generic[M, S, P]):
         if model.method != config["method"]:
             raise CheckpointError(
                 f"{folder} is a run of {config['method']} with a model of {model.method}",
-                remedy="bring back its files",
                 code="FK-MODEL-OTHER",
             )
         return new.predict(model)
@@ -441,9 +438,7 @@ class Family(ABC, Generic[M, S, P]):
         """Refuse ``--no-secure`` where there are no other sums."""
         if self.always_secure and values.get("secure") is False:
             raise OptionError(
-                f"this method has secure sums only: {self.always_secure}",
-                remedy="leave out --no-secure",
-                code="FK-SECURE-FIXED",
+                f"this method has secure sums only: {self.always_secure}", code="FK-SECURE-FIXED"
             )
 
     def _strategy(self, name: str) -> type[Method]:
@@ -506,9 +501,7 @@ def _refuse_options_of_sums(strategy: type[Method], chosen: Mapping[str, Any]) -
     for name in ("threshold", "min_cohort"):
         if name in chosen and chosen[name] != defaults.get(name):
             flag = name.replace("_", "-")
-            raise OptionError(
-                f"--{flag} is for secure sums", remedy="add --secure", code="FK-SECURE-NEEDED"
-            )
+            raise OptionError(f"--{flag} is for secure sums", code="FK-SECURE-NEEDED")
 
 
 def check_rounds(config: Config) -> None:
@@ -531,7 +524,5 @@ def check_numbers(prepared: Prepared, option: str, chosen: str | None, of_number
     """
     if chosen not in (None, of_numbers) and not prepared.facts()["classes"]:
         raise OptionError(
-            f"{option} {chosen} is for classes, the labels are numbers",
-            remedy=f"use --{option} {of_numbers}, or --task classification",
-            code="FK-TASK-OPTION",
+            f"{option} {chosen} is for classes, the labels are numbers", code="FK-TASK-OPTION"
         )

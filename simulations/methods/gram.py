@@ -127,7 +127,6 @@ class Instances(DealtTable):
         if self.raw is None:
             raise TableError(
                 "counts are whole numbers, the table has text, dates or booleans",
-                remedy="use --encoding fixed-point",
                 code="FK-VALUES-COUNTS",
             )
         return self.raw
@@ -153,7 +152,6 @@ class InstanceData(DealtData[GramSettings, Instances]):
             if getattr(settings, name) is not None:
                 raise OptionError(
                     f"{name.replace('_', '-')} is for ratings, {settings.data} is a table",
-                    remedy="leave it out, or name the columns of ratings with --user and --item",
                     code="FK-DATA-OPTION",
                 )
         super().__init__(settings)
@@ -238,9 +236,7 @@ class MatrixFamily(Family[G, S, P]):
         check_rounds(config)
         if (config["data"]["rounds"] or 1) > 1 and config["options"].get("cohorts", 1) > 1:
             raise OptionError(
-                "cohorts are summed at once, and rounds one by one",
-                remedy="leave out --cohorts or --rounds",
-                code="FK-OPTION-BOTH",
+                "cohorts are summed at once, and rounds one by one", code="FK-OPTION-BOTH"
             )
 
     def check_data(self, config: Config, prepared: P) -> None:
@@ -253,11 +249,7 @@ class MatrixFamily(Family[G, S, P]):
         super().check_data(config, prepared)
         strategy = self.strategy(config)
         if prepared.num_clients < 2:
-            raise OptionError(
-                "a single client has nobody to sum with",
-                remedy="use more clients",
-                code="FK-PARTIES-FEW",
-            )
+            raise OptionError("a single client has nobody to sum with", code="FK-PARTIES-FEW")
         everybody, share = range(prepared.num_clients), strategy.participation
         rounds = config["data"]["rounds"] or 1
         number = max(rounds, strategy.cohorts_)
@@ -350,18 +342,10 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
             refuse_options_of_tables(config)
         if isinstance(prepared, InstanceData):
             if config.get("class_weight") and not prepared.split(config["seed"]).classes:
-                raise OptionError(
-                    "class_weight is for classes",
-                    remedy="leave it out for numbers",
-                    code="FK-WEIGHTS-NUMBERS",
-                )
+                raise OptionError("class_weight is for classes", code="FK-WEIGHTS-NUMBERS")
             check_features(strategy, prepared.split(config["seed"]).features(strategy.encoding))
         elif strategy.encoding != "counts":
-            raise OptionError(
-                "ratings are counts",
-                remedy="leave out --encoding, or use a table of features",
-                code="FK-DATA-OPTION",
-            )
+            raise OptionError("ratings are counts", code="FK-DATA-OPTION")
 
     def measure(
         self, strategy: SecureGram, prepared: RatingData | InstanceData, config: Config
@@ -416,7 +400,6 @@ def refuse_options_of_tables(config: Config) -> None:
             flag = option.flag.removeprefix("--") or option.name.replace("_", "-")
             raise OptionError(
                 f"{flag} is for tables, {Path(config['data']['data']).name} holds ratings",
-                remedy="leave it out",
                 code="FK-DATA-OPTION",
             )
 
@@ -431,14 +414,10 @@ def check_features(strategy: SecureGram, x: NDArray[np.float64]) -> None:
     if strategy.encoding == "counts":
         count_values(x, strategy.bound)
     elif not np.isfinite(x).all():
-        raise TableError(
-            "a row lacks a value", remedy="use --missing drop-row", code="FK-VALUES-MISSING"
-        )
+        raise TableError("a row lacks a value", code="FK-VALUES-MISSING")
     elif np.abs(x).max() > strategy.bound:
         raise TableError(
-            f"scaled features are beyond the bound {strategy.bound:g}",
-            remedy="use a bound of at least 1",
-            code="FK-VALUES-BOUND",
+            f"scaled features are beyond the bound {strategy.bound:g}", code="FK-VALUES-BOUND"
         )
 
 

@@ -139,9 +139,7 @@ class HierarchicalSettings(LabelledSettings):
         if min(sizes) < 1 or sum(sizes) != self.users:
             listed = ", ".join(map(str, sizes))
             raise OptionError(
-                f"groups of {listed} users are not {self.users} users",
-                remedy="use positive sizes that add up to --users, or leave out --users",
-                code="FK-GROUPS-DIFFER",
+                f"groups of {listed} users are not {self.users} users", code="FK-GROUPS-DIFFER"
             )
         return sizes
 
@@ -350,7 +348,6 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
         elif found.width < len(sizes):
             raise OptionError(
                 f"{how_many(found.width, 'column')} cannot be dealt to {len(sizes)} groups",
-                remedy="use fewer groups",
                 code="FK-COLUMNS-FEW",
             )
         else:
@@ -380,15 +377,13 @@ def deal_rows(
     """
     if train.sum() < users:
         raise TableError(
-            f"{int(train.sum())} training rows cannot be dealt to {users} users",
-            remedy="use fewer users, or hold out fewer rows",
-            code="FK-ROWS-FEW",
+            f"{int(train.sum())} training rows cannot be dealt to {users} users", code="FK-ROWS-FEW"
         )
     if settings.files is not None:
         return owners(table, train, users)
     kind = settings.split
     if kind == "site":
-        check_sites(table.take(np.flatnonzero(train)), users, "users", "more users")
+        check_sites(table.take(np.flatnonzero(train)), users, "users")
     holder = np.empty(table.rows, np.intp)
     rows, held_out = np.flatnonzero(train), np.flatnonzero(~train)
     for user, mine in enumerate(
@@ -515,9 +510,7 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
         groups, layers = values["groups"], has_agents(values)
         if sizes is not None and groups not in (None, len(sizes)):
             raise OptionError(
-                f"{len(sizes)} group sizes are not {groups} groups",
-                remedy="leave out --groups",
-                code="FK-GROUPS-DIFFER",
+                f"{len(sizes)} group sizes are not {groups} groups", code="FK-GROUPS-DIFFER"
             )
         if groups is None:
             alone = values.get("party") and users < 2 * GROUPS  # nobody is alone in a group
@@ -537,34 +530,24 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
         check_rounds(config)
         if not hierarchical and groups > 1:
             raise OptionError(
-                f"architecture {chosen['architecture']} has no groups",
-                remedy="leave out --groups and --group-sizes",
-                code="FK-GROUPS-OPTION",
+                f"architecture {chosen['architecture']} has no groups", code="FK-GROUPS-OPTION"
             )
         if data["users"] < 2:
-            raise OptionError(
-                "a single user has nobody to sum with",
-                remedy="use more --users",
-                code="FK-PARTIES-FEW",
-            )
+            raise OptionError("a single user has nobody to sum with", code="FK-PARTIES-FEW")
         if hierarchical and min(sizes) == 1 and not chosen.get("allow_single"):
             raise OptionError(
                 f"group {sizes.index(1) + 1} has a single user, whose model its agent would see",
-                remedy="form larger groups, or allow it with --allow-single",
                 code="FK-GROUPS-SINGLE",
             )
         if chosen.get("lost_groups") == "leave-out" and groups < 3:
             raise OptionError(
                 f"of {groups} groups none can be left out: the total would be that of one",
-                remedy="use at least 3 --groups, or --lost-groups stop",
                 code="FK-GROUPS-LEFT",
             )
         steps = chosen.get("step_sizes")
         if steps is not None and len(steps) != groups:
             raise OptionError(
-                f"{len(steps)} step sizes are not {groups} groups",
-                remedy="give a number for each group",
-                code="FK-GROUPS-DIFFER",
+                f"{len(steps)} step sizes are not {groups} groups", code="FK-GROUPS-DIFFER"
             )
         if data["delay"] is not None:
             DelayLaw.parse(data["delay"]).check(groups)

@@ -259,7 +259,6 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         elif found.width < len(names):
             raise OptionError(
                 f"{how_many(found.width, 'column')} cannot be dealt to {len(names)} blocks",
-                remedy="use fewer centres",
                 code="FK-COLUMNS-FEW",
             )
         else:
@@ -277,9 +276,7 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         for block, columns in blocks.items():
             if not found.complete(columns).any():
                 raise TableError(
-                    f"every row lacks a column of block {block!r}",
-                    remedy="leave out columns that are mostly empty, or use more centres",
-                    code="FK-VALUES-NOROW",
+                    f"every row lacks a column of block {block!r}", code="FK-VALUES-NOROW"
                 )
         labelled = () if files is None else (f"centre {k + 1}" for k in files.labelled)
         hospital = _deal_rows(settings, table.take(rows), found.train, seed)
@@ -294,7 +291,7 @@ def _deal_rows(
         return owners(table, train, settings.hospitals)
     hospitals, parts = settings.hospitals, [part for part in (train, ~train) if part.any()]
     if settings.split == "site" and table.site is not None:
-        sites = check_sites(table, hospitals, "hospitals", "--hospitals {}")
+        sites = check_sites(table, hospitals, "hospitals")
         if any(len(np.unique(table.site[part])) < sites for part in parts):
             parts = [np.ones_like(train)]  # else a hospital's two parts would be of two sites
     hospital = np.empty(table.rows, np.intp)
@@ -302,7 +299,6 @@ def _deal_rows(
         if len(held) < hospitals:
             raise OptionError(
                 f"{len(held)} of {table.rows} rows cannot be dealt to {hospitals} hospitals",
-                remedy="use fewer hospitals, or another test-size",
                 code="FK-ROWS-FEW",
             )
         rows = table.take(held)
@@ -310,9 +306,7 @@ def _deal_rows(
         for h, mine in enumerate(dealt):
             hospital[held[mine]] = h
     if (np.bincount(hospital[train], minlength=hospitals) == 0).any():
-        raise OptionError(
-            "a hospital has no training rows", remedy="use fewer hospitals", code="FK-ROWS-FEW"
-        )
+        raise OptionError("a hospital has no training rows", code="FK-ROWS-FEW")
     return hospital
 
 
@@ -438,7 +432,6 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
         if config["data"]["scaling"] == "standard":
             raise OptionError(
                 "scaling standard has no public range, within which landmarks are drawn",
-                remedy="use --scaling rank or range",
                 code="FK-SCALING-RANGE",
             )
 

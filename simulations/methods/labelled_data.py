@@ -52,7 +52,7 @@ class LabelledSettings(TableSettings):
         return hold_out_evenly(self, table, seed)
 
 
-def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
+def check_sites(table: Table, holders: int, who: str) -> int:
     """Return the number of sites of some rows, which so many parties are to hold.
 
     Raises
@@ -64,7 +64,6 @@ def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
     if sites > holders:
         raise OptionError(
             f"the rows come from {sites} sites, {holders} {who} cannot hold them all",
-            remedy=f"use {remedy.format(sites)}, or another --split",
             code="FK-SPLIT-SITES",
         )
     return sites
@@ -82,9 +81,7 @@ def owners(table: Table, train: NDArray[np.bool_], parties: int) -> NDArray[np.i
     found = table.site.astype(np.intp)
     if (np.bincount(found[train], minlength=parties) == 0).any():
         raise TableError(
-            "a file has no rows to learn from that all other files have",
-            remedy="leave the party out, or hold out fewer rows",
-            code="FK-ROWS-FEW",
+            "a file has no rows to learn from that all other files have", code="FK-ROWS-FEW"
         )
     return found
 
@@ -100,9 +97,7 @@ def part_rows(
         There are no labels.
     """
     if table.y is None:
-        raise TableError(
-            "the data has no labels", remedy="name them with --label", code="FK-LABELS-MISSING"
-        )
+        raise TableError("the data has no labels", code="FK-LABELS-MISSING")
     if table.x_test is None or table.y_test is None:
         return table, settings.training(table, seed)
     return pool_rows(table), np.arange(table.rows + len(table.y_test)) < table.rows
@@ -236,13 +231,10 @@ def read_task(
     y = table.y if table.y_test is None else np.concatenate([table.y, table.y_test])
     values = np.unique(y[np.isfinite(y)])
     if not len(values):
-        raise TableError(
-            "no row has a label", remedy="choose another label", code="FK-LABELS-MISSING"
-        )
+        raise TableError("no row has a label", code="FK-LABELS-MISSING")
     if settings.task == "regression" and table.classes:
         raise OptionError(
             f"the label has {len(table.classes)} classes of text, which are no numbers",
-            remedy="leave out --task, or choose another label",
             code="FK-TASK-TEXT",
         )
     if settings.positive is not None:
@@ -268,9 +260,7 @@ def read_task(
         note = f"the label's {len(values)} values are taken for numbers" + other
         return (), (note,) * (auto and few)
     if len(values) < 2:
-        raise TableError(
-            "the label is constant", remedy="choose a label that varies", code="FK-CLASSES-ONE"
-        )
+        raise TableError("the label is constant", code="FK-CLASSES-ONE")
     note = f"the label's {len(values)} values are taken for classes"
     note += "; --task regression takes them for numbers"
     return tuple(values.tolist()), (note,) * auto

@@ -93,9 +93,7 @@ class NewRows:
         ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
         rows = np.flatnonzero(model.complete(x))
         if not len(rows):
-            raise TableError(
-                "every row lacks a value", remedy="fill in its cells", code="FK-VALUES-NOROW"
-            )
+            raise TableError("every row lacks a value", code="FK-VALUES-NOROW")
         named = (self.id_column or model.meta.get("id")) if table.ids is not None else None
         write_rows(self.out(), [ids[row] for row in rows], model, x[rows], named or "id")
         return len(rows), len(x) - len(rows)

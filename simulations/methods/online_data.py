@@ -166,16 +166,11 @@ def prepare(settings: DataSettings) -> Streams:
     if settings.scaling == "auto":  # they predict numbers
         settings = replace(settings, scaling="range")
     if settings.scaling == "none":
-        raise OptionError(
-            "online methods need rows of the unit ball",
-            remedy="use --scaling rank or range",
-            code="FK-SCALING-RANGE",
-        )
+        raise OptionError("online methods need rows of the unit ball", code="FK-SCALING-RANGE")
     table = settings.load(settings.missing)
     if settings.target is None and len(table.classes) > 2:
         raise TableError(
             f"{len(table.classes)} classes are no numbers, and online methods predict numbers",
-            remedy="use fed-cg, fdskl or hierarchical-svm, or label rows 0 and 1 for one class",
             code="FK-TASK-TEXT",
         )
     said = _regression_note(table)
@@ -230,18 +225,12 @@ def _regression_note(table: Table) -> tuple[str, ...]:
 
 def _keep_sites(table: Table, sites: Sequence[str]) -> Table:
     if table.site is None:
-        raise TableError(
-            "the data has no sites to choose from",
-            remedy="leave out --sites",
-            code="FK-SITES-UNKNOWN",
-        )
+        raise TableError("the data has no sites to choose from", code="FK-SITES-UNKNOWN")
     names = np.asarray(table.site).astype(str)
     unknown = sorted(set(sites) - set(names))
     if unknown:
         raise TableError(
-            f"{len(unknown)} of the sites asked for are not in the data",
-            remedy=f"the data has {len(set(names))} sites",
-            code="FK-SITES-UNKNOWN",
+            f"{len(unknown)} of the sites asked for are not in the data", code="FK-SITES-UNKNOWN"
         )
     return table.take(np.flatnonzero(np.isin(names, list(sites))))
 
@@ -283,21 +272,11 @@ def _read_on(settings: DataSettings) -> Streams:
         Settings that streams do not have, or a column that is no number.
     """
     if not settings.party:
-        raise OptionError(
-            "streams are files of parties",
-            remedy="name them with --party",
-            code="FK-STREAM-PARTIES",
-        )
+        raise OptionError("streams are files of parties", code="FK-STREAM-PARTIES")
     if settings.test_size:
-        raise OptionError(
-            "no rows of a stream are held out",
-            remedy="leave out --test-size",
-            code="FK-DATA-OPTION",
-        )
+        raise OptionError("no rows of a stream are held out", code="FK-DATA-OPTION")
     if settings.scaling not in ("auto", "range"):
-        raise OptionError(
-            "streams are scaled by ranges", remedy="leave out --scaling", code="FK-DATA-OPTION"
-        )
+        raise OptionError("streams are scaled by ranges", code="FK-DATA-OPTION")
     if settings.rounds is not None:
         at_least("rounds", settings.rounds, 1)
     prepared = prepare(replace(settings, rounds=None, stream_wait=None))
@@ -305,7 +284,6 @@ def _read_on(settings: DataSettings) -> Streams:
     if strange := [name for name in prepared.columns if name not in known]:
         raise OptionError(
             f"{strange[0]!r} was made of text, dates or gaps, and a stream has numbers",
-            remedy="leave those columns out of the files, or run without --stream-wait",
             code="FK-STREAM-TEXT",
         )
     scaling: Scaling = replace(prepared.scaling, clip=True)

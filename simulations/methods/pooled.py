@@ -100,16 +100,11 @@ class PooledSplit:
         """
         if not len(self.y_test):
             raise OptionError(
-                "no rows are held out to judge reference methods by",
-                remedy="hold some out with --test-size",
-                code="FK-HELD-OUT-NONE",
+                "no rows are held out to judge reference methods by", code="FK-HELD-OUT-NONE"
             )
         if len(np.unique(self.y)) < 2:
             raise TableError(
-                "all training rows have the same label",
-                remedy="hold fewer rows out",
-                party=_OWNER,
-                code="FK-CLASSES-ONE",
+                "all training rows have the same label", party=_OWNER, code="FK-CLASSES-ONE"
             )
 
     def _targets(self, y: Floats) -> Floats:

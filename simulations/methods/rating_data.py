@@ -129,11 +129,7 @@ def join_ratings(files: Sequence[Interactions]) -> Interactions:
 
     users = [name for file in files for name in file.user_ids]
     if repeated := len(users) - len(set(users)):
-        raise TableError(
-            f"{repeated} users are in two files",
-            remedy="keep each user in one",
-            code="FK-IDS-PARTIES",
-        )
+        raise TableError(f"{repeated} users are in two files", code="FK-IDS-PARTIES")
     if len({file.rated for file in files}) > 1:
         raise TableError(
             "some files have ratings, others none",
@@ -167,11 +163,7 @@ def deal_users(settings: RatingSettings, users: int) -> list[slice]:
     """
     clients, each = settings.clients, settings.users_per_client
     if clients is not None and each is not None:
-        raise OptionError(
-            "both clients and users-per-client are given",
-            remedy="leave one of them out",
-            code="FK-OPTION-BOTH",
-        )
+        raise OptionError("both clients and users-per-client are given", code="FK-OPTION-BOTH")
     for name, value in (("clients", clients), ("users-per-client", each)):
         if value is not None:
             at_least(name, value, 1)
@@ -179,9 +171,7 @@ def deal_users(settings: RatingSettings, users: int) -> list[slice]:
         return [slice(k, min(k + each, users)) for k in range(0, users, each)]
     clients = min(_CLIENTS, users) if clients is None else clients
     if clients > users:
-        raise OptionError(
-            f"{clients} clients for {users} users", remedy="use fewer clients", code="FK-ROWS-FEW"
-        )
+        raise OptionError(f"{clients} clients for {users} users", code="FK-ROWS-FEW")
     ends = np.linspace(0, users, clients + 1).astype(int).tolist()
     return [slice(a, b) for a, b in pairwise(ends)]
 

@@ -172,29 +172,21 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
         """
         data = new.data
         if not isinstance(data, Path):
-            raise OptionError(
-                "new ratings are in one file", remedy="name it with --data", code="FK-PREDICT-ROWS"
-            )
+            raise OptionError("new ratings are in one file", code="FK-PREDICT-ROWS")
         if new.id_column is not None:
-            raise OptionError(
-                "ratings have no ids of records", remedy="leave out --id", code="FK-DATA-OPTION"
-            )
+            raise OptionError("ratings have no ids of records", code="FK-DATA-OPTION")
         if new.client is not None:
-            raise OptionError(
-                "all users of FedCFK have one kernel",
-                remedy="leave out --client",
-                code="FK-MODEL-CLIENT",
-            )
+            raise OptionError("all users of FedCFK have one kernel", code="FK-MODEL-CLIENT")
         for name, value in new.dialect.items():
             if value:
                 problem = f"{name} is for tables, {data.name} holds ratings"
-                raise OptionError(problem, remedy="leave it out", code="FK-DATA-OPTION")
+                raise OptionError(problem, code="FK-DATA-OPTION")
         (arrays, meta), own = load_model(folder / "model.npz", config["method"]), config["data"]
         try:
             scaling = read_json((folder / "scaling.json").read_text())
         except (OSError, ValueError):
             raise CheckpointError(
-                f"{folder} has no scaling.json", remedy="run again", code="FK-CHECKPOINT-DAMAGED"
+                f"{folder} has no scaling.json", code="FK-CHECKPOINT-DAMAGED"
             ) from None
         names, items = tuple(scaling["items"]), arrays["items"]
         run_columns = [own[n] or n for n in COLUMNS_READ if n != "rating" or own[n]]
@@ -241,7 +233,6 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
                 f"{data.name} names no item of the kernel"
                 if least is None
                 else f"{data.name} rates no item of the kernel {least:g} or more",
-                remedy="give ratings of the items that it was made of",
                 code="FK-ITEMS-NONE",
             )
         for note in found.notes:

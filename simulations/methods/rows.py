@@ -199,9 +199,7 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
         """Refuse a table without labels where the method needs them."""
         super().check_data({**config, "secure": True}, prepared)
         if find_method(config["method"]).labels_of_row and "y" not in prepared.tables[0]:
-            raise TableError(
-                "the data has no labels", remedy="name them with --label", code="FK-LABELS-MISSING"
-            )
+            raise TableError("the data has no labels", code="FK-LABELS-MISSING")
 
     def outcome(self, strategy: Method) -> dict[str, Any]:
         """Return how many clients there were at the end, and the tables of the method."""

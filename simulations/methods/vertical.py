@@ -190,7 +190,6 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
         elif found.width < settings.parties:
             raise OptionError(
                 f"{how_many(found.width, 'column')} cannot be dealt to {settings.parties} parties",
-                remedy="use fewer parties",
                 code="FK-COLUMNS-FEW",
             )
         else:
@@ -262,16 +261,11 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
         if actives > 1 and schedule != "streaming":
             raise OptionError(
                 f"schedule one-shot trains at one active party, not at {actives}",
-                remedy="add --schedule streaming, or leave out --active-parties",
                 code="FK-SCHEDULE-ACTIVE",
             )
         if parties == 2 and not config["data"]["allow_single"]:
-            more = "name a third file with --party"
-            if not config["data"].get("party"):
-                more = "use more --parties"
             raise OptionError(
                 "of two parties the active one would learn the phases of the other alone",
-                remedy=f"{more}, or allow it with --allow-single",
                 code="FK-PARTIES-ALONE",
             )
 

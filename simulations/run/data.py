@@ -328,7 +328,6 @@ def _check_classes(table: Table, files: Sequence[str]) -> None:
         told.append(f"{name}: {text}" if len(of) > 1 else text)
     raise TableError(
         f"classes of {table.label!r} are written differently: {'; '.join(told[:10])}",
-        remedy="write them alike, or say what they are, such as --classes 0=no,1=yes",
         code="FK-CLASSES-SPELLED",
     )
 
@@ -437,16 +436,11 @@ def deal_files(
         return found
     for name, flag in (("data", "data"), ("target", "target"), ("site_column", "site")):
         if values.get(name) != usual.get(name):
-            raise OptionError(
-                f"--{flag} is not for files of parties",
-                remedy="leave it out",
-                code="FK-DATA-OPTION",
-            )
+            raise OptionError(f"--{flag} is not for files of parties", code="FK-DATA-OPTION")
     for name, value in settings.from_values(values).of_files().items():
         if name != "data" and values.get(name) not in (None, usual.get(name), value):
             raise OptionError(
                 f"{name.replace('_', '-')} {values[name]} is not that of the files, {value}",
-                remedy="leave it out",
                 code="FK-CLIENTS-DIFFER",
             )
         found[name] = value

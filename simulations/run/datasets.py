@@ -76,7 +76,6 @@ def load_data(
         if (label, id_column, site_column) != (None, None, None):
             raise OptionError(
                 f"label, id and site of the built-in data set {name} are fixed",
-                remedy="leave them out, or choose another label with --target",
                 code="FK-COLUMNS-FIXED",
             )
         table = _LOADERS[name]()
@@ -163,7 +162,6 @@ def read_interactions(
         if (user, item, rating, time) != (None, None, None, None):
             raise OptionError(
                 f"the columns of the built-in interactions {name} are fixed",
-                remedy="do not name them",
                 code="FK-COLUMNS-FIXED",
             )
         return load_builtin_interactions(name)

@@ -85,9 +85,7 @@ def make_folder(folder: Path, option: str) -> None:
         (folder / ".probe").unlink()
     except OSError as error:
         raise OptionError(
-            f"{folder} cannot be written ({error.strerror})",
-            remedy=f"choose another {option}",
-            code="FK-FILE-WRITE",
+            f"{folder} cannot be written ({error.strerror})", code="FK-FILE-WRITE"
         ) from None
 
 
@@ -123,11 +121,7 @@ def folder_of_results(folder: Path, result: str, *, force: bool) -> Iterator[Non
         raise used(folder)
     make_folder(folder, "--out")
     if any(folder.iterdir()) and not (folder / result).exists():
-        raise OptionError(
-            f"{folder} is not empty and has no {result}",
-            remedy="choose another --out",
-            code="FK-FOLDER-USED",
-        )
+        raise OptionError(f"{folder} is not empty and has no {result}", code="FK-FOLDER-USED")
     try:
         yield
     except BaseException:

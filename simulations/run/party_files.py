@@ -116,7 +116,6 @@ class PartyFiles(PartyTables):
                 raise OptionError(
                     f"{path.name} is to give features only, and every party of this method has "
                     "labels or needs none",
-                    remedy="leave out :features, or use fed-cg, fdskl or secure-gram",
                     code="FK-PARTY-FEATURES",
                 )
             named.update(file.features)

@@ -284,9 +284,7 @@ def _figure(block: FigureBlock, number: int) -> str:
             code="FK-FILE-READ",
         ) from None
     if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
-        raise OptionError(
-            f"the figure {block.png} is no PNG", remedy="draw it again", code="FK-FILE-FORMAT"
-        )
+        raise OptionError(f"the figure {block.png} is no PNG", code="FK-FILE-FORMAT")
     width, height = struct.unpack(">II", data[16:24])  # of the IHDR chunk
     caption = escape(block.caption)
     return (

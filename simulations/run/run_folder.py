@@ -48,16 +48,10 @@ class RunFolder:
         folder = cls(path)
         if path.exists() and not folder.may_be_used:
             raise OptionError(
-                f"{path} is not empty and not the folder of a run",
-                remedy="choose another --out",
-                code="FK-FOLDER-USED",
+                f"{path} is not empty and not the folder of a run", code="FK-FOLDER-USED"
             )
         if folder.unfinished and not force:
-            raise OptionError(
-                f"{path} holds an unfinished run",
-                remedy=f"go on with --resume {path}, or choose another --out",
-                code="FK-FOLDER-UNFINISHED",
-            )
+            raise OptionError(f"{path} holds an unfinished run", code="FK-FOLDER-UNFINISHED")
         if (path / "result.json").exists() and not force:
             raise used(path)
         make_folder(path, "--out")
@@ -80,11 +74,7 @@ class RunFolder:
         """
         folder = cls(path)
         if not (path / "config.json").is_file():
-            raise CheckpointError(
-                f"{path} is not the folder of a run",
-                remedy="name the folder given as --out",
-                code="FK-RUN-NONE",
-            )
+            raise CheckpointError(f"{path} is not the folder of a run", code="FK-RUN-NONE")
         return folder, folder._read("config.json")
 
     @property
@@ -179,7 +169,5 @@ class RunFolder:
             return json.loads((self.path / name).read_text())
         except (OSError, ValueError):
             raise CheckpointError(
-                f"{self.path / name} is damaged",
-                remedy="start the run anew",
-                code="FK-CHECKPOINT-DAMAGED",
+                f"{self.path / name} is damaged", code="FK-CHECKPOINT-DAMAGED"
             ) from None

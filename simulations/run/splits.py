@@ -74,11 +74,7 @@ def split_rows(
             )
         return split_by_site(table.site, clients, seed, rows_per_client, own_share)
     if table.y is None:
-        raise TableError(
-            "the data has no labels to split by",
-            remedy="name them with --label",
-            code="FK-LABELS-MISSING",
-        )
+        raise TableError("the data has no labels to split by", code="FK-LABELS-MISSING")
     return split_dirichlet(table.y, clients, seed, rows_per_client, alpha)
 
 
@@ -145,7 +141,7 @@ def split_by_site(
             rows = pools[s].size if rows_per_client is None else len(members) * rows_per_client
             for part, member in enumerate(members):
                 counts[member, s] = (rows + len(members) - 1 - part) // len(members)
-            _check_site(s, pools, len(members) * (rows_per_client or 1), rows_per_client)
+            _check_site(s, pools, len(members) * (rows_per_client or 1))
         return [np.sort(part) for part in _cut(pools, counts)]
     if rows_per_client is None:
         raise OptionError(
@@ -154,17 +150,13 @@ def split_by_site(
             code="FK-OPTION-PARTNER",
         )
     if len(pools) == 1:
-        raise TableError(
-            "the data has one site only",
-            remedy="use own_share 1 or another --site",
-            code="FK-SPLIT-ONE",
-        )
+        raise TableError("the data has one site only", code="FK-SPLIT-ONE")
     for client, mine in enumerate(own):
         shares = np.full(len(pools), (1 - own_share) / (len(pools) - 1))
         shares[mine] = own_share
         counts[client] = _largest_remainder(shares * rows_per_client, rows_per_client)
     for s, needed in enumerate(counts.sum(axis=0).tolist()):
-        _check_site(s, pools, needed, rows_per_client)
+        _check_site(s, pools, needed)
     return [rng.permutation(part) for part in _cut(pools, counts)]
 
 
@@ -227,13 +219,8 @@ def _check_counts(rows: int, clients: int, rows_per_client: int | None) -> None:
         each = "" if rows_per_client is None else f" x {rows_per_client} rows"
         raise TableError(
             f"the data has {rows} rows but {clients} clients{each} need {needed}",
-            remedy=_remedy(rows_per_client),
             code="FK-ROWS-FEW",
         )
-
-
-def _remedy(rows_per_client: int | None) -> str:
-    return "use fewer --clients" + ("" if rows_per_client is None else " or --rounds")
 
 
 def _cut(pools: list[NDArray[np.intp]], counts: NDArray[np.intp]) -> list[NDArray[np.intp]]:
@@ -246,14 +233,11 @@ def _cut(pools: list[NDArray[np.intp]], counts: NDArray[np.intp]) -> list[NDArra
     ]
 
 
-def _check_site(
-    s: int, pools: list[NDArray[np.intp]], needed: int, rows_per_client: int | None
-) -> None:
+def _check_site(s: int, pools: list[NDArray[np.intp]], needed: int) -> None:
     if pools[s].size < needed:
         raise TableError(
             f"site {s + 1} of {len(pools)} (sorted) has {pools[s].size} rows but its clients "
             f"need {needed}",
-            remedy=_remedy(rows_per_client),
             code="FK-ROWS-FEW",
         )
 
