@@ -1,4 +1,4 @@
-"""``fedkern audit``: the table of attacks, on the papers' protocols and on the defaults."""
+"""``fedkern audit``: attacks on the protocols of the papers and on the defaults."""
 
 from __future__ import annotations
 
@@ -45,10 +45,9 @@ class AuditOptions:
 
 
 def audit_command(asked: AuditOptions) -> None:
-    """Try the known attacks on the papers' protocols and on the defaults.
+    """Run the known attacks on the protocols of the papers and on the defaults.
 
-    Exit code 0 if each attack on a default fails, or recovers what the method admits; 3 if one
-    recovers more.
+    Exit code 0 if each attack on a default fails or recovers what the method admits, else 3.
     """
     screen, write = Screen(asked.quiet, asked.json_target), json_writer(asked.json_target)
     check_seed(asked.seed)
@@ -71,9 +70,9 @@ def audit_command(asked: AuditOptions) -> None:
 
 
 def show(screen: Screen, found: Sequence[Outcome]) -> None:
-    """Print a line for each attack, and one more for each further viewer.
+    """Print a line for each attack and viewer.
 
-    Of many viewers, such as the sums with noise, the one that recovers most stands for all.
+    The strongest of many viewers represents all.
     """
     table = plain_table("attack", "succeeds on", "score", "on the default, by", "score", "limit")
     table.add_column("verdict", no_wrap=True)

@@ -44,7 +44,7 @@ class CompareOptions:
     Attributes
     ----------
     names : list of str
-        Presets or registered methods; leave empty for your own table.
+        Presets or registered methods; none for your own table.
     methods : str or None
         Methods to compare on your own table, separated by commas.
     engine : {"in-process", "ray"} or None
@@ -99,15 +99,14 @@ class CompareOptions:
 
 
 def compare_presets(values: dict[str, Any]) -> None:
-    """Compare methods on a table of your own, or on that of a preset.
+    """Compare methods on your own table, or on that of a preset.
 
-    With --data or --party: methods at their defaults beside scikit-learn's on pooled data, and
-    beside what each party has alone.
+    With --data or --party, methods run with their defaults, compared with pooled and local models
+    of scikit-learn.
 
-    A preset is the demo, a table or figure of a paper, or 'papers': all of them whose data is in
-    the folder named by FEDKERN_DATA. Registered methods are presets too: those that are named are
-    compared with each other. A comparison that was interrupted goes on when it is started again:
-    finished draws are kept.
+    A preset is the demo, a table or figure of a paper, or 'papers': all with data in the folder of
+    FEDKERN_DATA. Registered methods are presets too. Finished runs are kept, so an interrupted
+    comparison continues when it is started again.
     """
     asked = CompareOptions(**{one.name: values.pop(one.name) for one in fields(CompareOptions)})
     screen = Screen(asked.quiet, asked.json_target)
@@ -163,7 +162,7 @@ def compare_presets(values: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class _Engines:
-    """Where draws are computed and kept."""
+    """How and where runs are computed and kept."""
 
     store: CellStore
     seed: int
@@ -174,13 +173,7 @@ class _Engines:
 def _run_all(
     screen: Screen, chosen: list[Preset], how: _Engines
 ) -> tuple[list[tuple[Preset, list[Comparison]]], dict[str, FedKernError]]:
-    """Run the presets; return what was compared, and what stopped those that failed.
-
-    Raises
-    ------
-    FedKernError
-        All failed; otherwise a report of the others is worth having.
-    """
+    """Run the presets; return comparisons and failures."""
     compared: list[tuple[Preset, list[Comparison]]] = []
     failures: dict[str, FedKernError] = {}
     for one in chosen:
@@ -201,12 +194,7 @@ def _run_all(
 def _presets(
     names: list[str], datasets: str | None, paper_split: bool
 ) -> tuple[list[Preset], list[str]]:
-    """Return the presets asked for, and why others are left out.
-
-    Raises
-    ------
-    OptionError, TableError
-    """
+    """Return the chosen presets, and why others are missing."""
     own = [name for name in names if name in registered()]
     others = [name for name in names if name not in own]
     if datasets and (len(others) + bool(own) > 1 or ALL in names):
@@ -238,7 +226,7 @@ def _presets(
 
 
 def _refuse(given: Mapping[str, Any], purpose: str) -> None:
-    """Refuse options that are for something else."""
+    """Refuse options with another purpose."""
     for name, value in given.items():
         if value not in (None, []):
             flag = name.removesuffix("_column").replace("_", "-")
@@ -246,14 +234,14 @@ def _refuse(given: Mapping[str, Any], purpose: str) -> None:
 
 
 def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
-    """Compute what is missing, and show each table as soon as it is complete."""
+    """Compute missing runs; show each table when it is complete."""
     parts = plan(chosen, how.seed)
     titles = {cell.key: label for part in parts for label, cell in part.named()}
     cells = {cell.key: cell for part in parts for _, cell in part.named()}
     records = {key: how.store.find(cell) for key, cell in cells.items()}
     missing = [cells[key] for key, record in records.items() if record is None]
     if len(missing) < len(cells):
-        screen.note(f"{len(cells) - len(missing)} of {len(cells)} draws are finished already")
+        screen.note(f"{len(cells) - len(missing)} of {len(cells)} runs are finished already")
     comparisons: list[Comparison] = []
 
     def record_of(cell: Cell) -> Record:
@@ -296,7 +284,7 @@ def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
             )
         except CellFailed as failed:
             what = f"{titles[failed.cell.key]}: {failed.error}"
-            told = FedKernError(what, remedy="finished draws are kept", code="")  # that of the draw
+            told = FedKernError(what, remedy="finished runs are kept", code="")  # that of the draw
             failed.error.args = told.args
             raise failed.error from None
     return comparisons
@@ -305,7 +293,7 @@ def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
 def _show(
     screen: Screen, chosen: Preset, part: Part, record_of: Callable[[Cell], Record]
 ) -> Comparison:
-    """Show the table of a part, and which of the paper's figures it misses."""
+    """Show the table of a part, and the figures of the paper that it misses."""
     comparison = compare(part, record_of)
     if part.section.title and part.dataset == next(iter(part.section.data)):
         screen.result(f"\n{part.section.title}")
@@ -336,7 +324,7 @@ def _show(
 
 
 def _adjust(chosen: Preset, asked: CompareOptions, sizes: Mapping[str, int]) -> Preset:
-    """Apply what the user chose instead of the settings of a preset."""
+    """Apply the options of the user to a preset."""
     if asked.runs is not None:
         at_least("runs", asked.runs, 1)
     runs = asked.runs or chosen.runs

@@ -1,4 +1,4 @@
-"""What the user sees: progress and notes on standard error, results on standard output."""
+"""Progress and notes on standard error, results on standard output."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _SOON = 2.0  # seconds after which a log file says what is being done
 
 
 class Screen:
-    """Standard error as a screen, and standard output for results.
+    """Output of a command.
 
     Parameters
     ----------
     quiet : bool
         Show nothing but errors.
     json_target : str or None (default: None)
-        Where ``--json`` writes: with - the results are JSON, and tables go to standard error.
+        Target of ``--json``; with -, tables go to standard error.
     """
 
     def __init__(self, quiet: bool = False, json_target: str | None = None) -> None:
@@ -63,7 +63,7 @@ class Screen:
         logger.propagate = False
 
     def note(self, text: str) -> None:
-        """Print a line beside the results."""
+        """Print a line on standard error."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def result(self, text: str) -> None:
@@ -72,10 +72,7 @@ class Screen:
 
     @contextmanager
     def progress(self) -> Iterator[ProgressBar | ProgressLines]:
-        """Show a progress bar while the block runs; in a file a line now and then.
-
-        What turns and the seconds tell that something is at work where a step takes long.
-        """
+        """Show a progress bar during the block, or lines in a log file."""
         if not self.console.is_terminal:
             lines = ProgressLines(self.note)
             try:
@@ -101,7 +98,7 @@ class Screen:
 
     @contextmanager
     def status(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Show what is going on while the block runs; yield what changes it."""
+        """Show the current step during the block; yield a function that changes it."""
         if not self.console.is_terminal:
             lines, steps = ProgressLines(self.note), self._lines()
             lines.update(text, 0, 0)
@@ -119,7 +116,7 @@ class Screen:
             yield status.update
 
     def _lines(self) -> Callable[[str], None]:
-        """Return what prints steps as lines; a step that counts seconds is printed once."""
+        """Return a printer of steps; one that counts seconds is printed once."""
         said: set[str] = set()
 
         def say(text: str) -> None:
@@ -133,7 +130,7 @@ class Screen:
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: int = 1
     ) -> None:
-        """Print a table whose first ``text`` columns are text and the others figures."""
+        """Print a table; the first ``text`` columns are text."""
         table = plain_table()
         for number, column in enumerate(columns):
             justify: Literal["left", "right"] = "left" if number < text else "right"
@@ -145,7 +142,7 @@ class Screen:
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """Print a table; no narrower than its cells where that is no screen."""
+    """Print a table without wrapping in a file."""
     if not console.is_terminal:
         unbounded = console.options.update(max_width=10_000)
         console.width = max(80, console.measure(table, options=unbounded).maximum)
@@ -153,12 +150,12 @@ def print_whole(console: Console, table: Table) -> None:
 
 
 def plain_table(*headings: str) -> Table:
-    """Return a table with a line below its headings and no other."""
+    """Return a table with a line below its headings."""
     return Table(*headings, header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
 
 
 class _Once(logging.Filter):
-    """Lets a message pass once, with its subject: a comparison would repeat it with every run."""
+    """Filter that passes a message once per subject."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__()
@@ -166,7 +163,7 @@ class _Once(logging.Filter):
         self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether the message is new."""
+        """Return whether the message is new."""
         text = record.getMessage()
         if self._screen.subject:
             text = f"{self._screen.subject}: {text}"
@@ -177,16 +174,16 @@ class _Once(logging.Filter):
 
 
 class ProgressLines:
-    """Print what is being done once it takes over two seconds, then how far it is each minute.
+    """Lines for long steps in a log file, once a minute.
 
-    The same work has one line, in however many draws it is done.
+    Equal steps of several runs have one line.
 
     Parameters
     ----------
     say : callable
         Prints a line.
     soon : float (default: 2.0)
-        Seconds after which work has its line.
+        Seconds before the first line of a step.
     """
 
     def __init__(self, say: Callable[[str], None], soon: float = _SOON) -> None:
@@ -197,14 +194,14 @@ class ProgressLines:
         self._timer: threading.Timer | None = None
 
     def update(self, label: str, done: float, total: int) -> None:
-        """Note how far the draw at hand is."""
+        """Note the progress of the current run."""
         if label != self._label:
             self._label, self._work = label, ""
         self._count = f"{int(done)} of {total}" if total else ""
         self._note()
 
     def work(self, text: str, done: int, of: int) -> None:
-        """Note what is being done within the draw at hand."""
+        """Note the current step within a run."""
         self._work, self._step = text, f", {done} of {of}" if of else ""
         self._note()
 
@@ -216,7 +213,7 @@ class ProgressLines:
 
     @property
     def _text(self) -> str:
-        """What is being done, alike in all draws."""
+        """Current step, equal in all runs."""
         return self._work or ("" if self._count else self._label.rpartition(": ")[2])
 
     def _note(self) -> None:
@@ -244,7 +241,7 @@ class ProgressLines:
 
 
 class ProgressBar:
-    """A line per draw of a method; the finished ones disappear."""
+    """A line per run; finished ones disappear."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -253,7 +250,7 @@ class ProgressBar:
         self._label = self._text = ""
 
     def update(self, label: str, done: float, total: int) -> None:
-        """Show how far the draw at hand is; without a ``total`` that something is at work."""
+        """Show the progress of the current run, or a spinner without a ``total``."""
         if label != self._label:
             self._label = label
             self._end_work()
@@ -264,7 +261,7 @@ class ProgressBar:
         self._bar.update(self._task, description=label, completed=done, total=total)
 
     def work(self, text: str, done: int, of: int) -> None:
-        """Show on a line of its own what is being done within the draw at hand."""
+        """Show the current step within a run."""
         if text != self._text or self._work is None:
             self._end_work()
             self._text, self._work = text, self._bar.add_task(f"  {text}", total=None)

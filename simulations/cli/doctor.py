@@ -1,4 +1,4 @@
-"""``fedkern doctor``: is everything here that a run needs? One line each."""
+"""``fedkern doctor``: check the installation."""
 
 from __future__ import annotations
 

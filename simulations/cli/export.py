@@ -1,4 +1,4 @@
-"""``fedkern export``: a model of an earlier run in a format that other programs read."""
+"""``fedkern export``: a model in a format of other programs."""
 
 from __future__ import annotations
 
@@ -71,13 +71,7 @@ def export(asked: ExportOptions) -> None:
 
 
 def _bytes(found: dict[str, object], to: Format) -> bytes:
-    """Return the file of a document.
-
-    Raises
-    ------
-    OptionError
-        A package is missing.
-    """
+    """Return the contents of the file."""
     if to == "json":
         return json.dumps(plain(found), allow_nan=False).encode()
     try:

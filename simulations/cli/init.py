@@ -1,4 +1,4 @@
-"""``fedkern init``: a Flower app of a method, copied to a folder of one's own."""
+"""``fedkern init``: copy the Flower app of a method."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..methods.registry import families, family
 from ..run.options import argument
 from .options import of_function
 
-#: Methods whose app deals public data to the nodes of a simulation.
+#: Methods with an app that deals public data to simulated nodes.
 COPIED = tuple(name for own in families() if own.app != "method" for name in own.deployable)
-#: Registered methods, whose app is for nodes with tables.
+#: Registered methods, with an app for nodes with tables.
 _REGISTERED = tuple(name for own in families() if own.app == "method" for name in own.deployable)
 
 _FEDERATION = """
@@ -52,12 +52,11 @@ class InitOptions:
 def init(asked: InitOptions) -> None:
     """Copy the Flower app of a method to a folder, where 'flwr run .' runs it at once.
 
-    The app of a method of one's own needs nodes with tables: deploy-local rehearses it.
+    The app takes public data and its own number of nodes, until options in pyproject.toml or
+    --run-config change that. 'flwr run . --stream' prints the log, which ends with the figures and
+    what the server saw. The options result and model name files to keep.
 
-    It takes public data and its own number of nodes until the options in its pyproject.toml, or
-    --run-config, say otherwise. Flower takes what is installed and installs nothing for it.
-    'flwr run . --stream' prints Flower's log, which ends with the figures and what the server saw;
-    the options result and model name files to keep.
+    The app of a registered method needs nodes with tables: rehearse it with deploy-local.
     """
     method, folder = asked.method, asked.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -1,4 +1,4 @@
-"""Commands that are imported when they are called: help and version are there at once."""
+"""Commands that are imported when they are called."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typer.core import TyperCommand
 
 
 class LazyCommand(TyperCommand):
-    """A command that is known by name and a line of help until it is called.
+    """A command with a name and a help text, loaded on demand.
 
     Parameters
     ----------
     name : str
     text : str or callable
-        What a list of commands shows, or what returns it.
+        Help text, or a function that returns it.
     load : callable or str
-        Returns the command; or the module beside this one whose ``command`` it is.
+        Returns the command; or the module in this folder with a ``command``.
     """
 
     def __init__(
@@ -56,5 +56,5 @@ class LazyCommand(TyperCommand):
         parent: click.Context | None = None,
         **more: Any,
     ) -> click.Context:
-        """Return the context of the command itself, which Click then invokes."""
+        """Return the context of the loaded command."""
         return self.loaded.make_context(info_name, args, parent, **more)

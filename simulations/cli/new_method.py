@@ -1,4 +1,4 @@
-"""``fedkern new-method``: a package with a method of one's own that works, to be changed."""
+"""``fedkern new-method``: a package with a working method to change."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MOMENTS = Sum("moments", bound=1.0, rounds=True)
 
 
 class ${Class}Client(MethodClient):
-    """What runs beside the rows: self.x of shape (n, d), self.y or None."""
+    """What runs at the rows: self.x of shape (n, d), self.y or None."""
 
     labels_of_row = 0  # as in the method
 
@@ -128,7 +128,7 @@ class NewMethodOptions:
 def new_method(asked: NewMethodOptions) -> None:
     """Write a package with a method of your own: a working example to change, with its test.
 
-    Install it with 'pip install -e NAME'; then 'fedkern run NAME' is there.
+    Install it with 'pip install -e NAME', then use 'fedkern run NAME'.
     """
     name = asked.name
     package = name.replace("-", "_")

@@ -1,4 +1,4 @@
-"""``fedkern node``: what the owner of a node decides, and what the node has answered."""
+"""``fedkern node``: policy, identity, processes and records of a node."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class InitOptions:
 
 
 def init_node(asked: InitOptions) -> None:
-    """Make a node's folder with its identity key and its ledger; what is there stays."""
+    """Make the folder of a node, with identity key and ledger; keep what exists."""
     state_dir, partition_id = asked.state_dir, asked.partition_id
     make_private_folder(state_dir)
     claim_folder(state_dir, partition_id)
@@ -163,7 +163,7 @@ class StartOptions:
 
 
 def start_node(asked: StartOptions) -> None:
-    """Start a SuperNode that stays warm: messages need not wait until Python has started.
+    """Start a warm SuperNode, which does not start Python for each message.
 
     Other options are those of flower-supernode.
     """
@@ -205,7 +205,7 @@ class FeedOptions:
 
 
 def feed_stream(asked: FeedOptions) -> None:
-    """Take the rows that come to the socket of a node's stream; 'node start' does it by itself."""
+    """Read rows from the socket of a stream; 'node start' does this itself."""
     from ..deployment.feeder import feed
 
     fed = fed_by_socket(read_config(asked.node_config))
@@ -233,7 +233,7 @@ class ShowOptions:
 
 
 def show_policy(asked: ShowOptions) -> None:
-    """Show what a node with this policy would accept."""
+    """Show what a node with this policy accepts."""
     policy = NodePolicy() if asked.file is None else read_policy(asked.file)
     if asked.toml:
         click.echo(write_policy(policy), nl=False)
@@ -271,23 +271,13 @@ def check_policy(asked: CheckOptions) -> None:
 
 
 def _refuse_unreadable(path: Path, option: str) -> None:
-    """Refuse a file that is not there, or not for this user.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse an unreadable file."""
     if not os.access(path, os.R_OK) or not path.is_file():
         raise OptionError(f"{option}: {path} cannot be read", code="FK-FILE-READ")
 
 
 def _refuse_taken(port: int) -> None:
-    """Refuse a port on which somebody listens.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse a port in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

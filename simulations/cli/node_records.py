@@ -1,4 +1,4 @@
-"""``fedkern node status``, ``freeze``, ``ledger show``, ``clean``: what a node has and answers."""
+"""``fedkern node status``, ``freeze``, ``ledger show`` and ``clean``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _METHOD = 18  # characters of the name of a method in a line
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
 #: What a prediction with the model of the run needs of a node.
 _MODEL = (".model", ".weights", ".state")
-#: What has keys of a session: a run that is resumed draws new ones.
+#: What has keys of a session: a resumed run makes new ones.
 _KEYS = (".context", ".tmp")
 
 
@@ -58,10 +58,10 @@ class StatusOptions:
 
 
 def show_status(asked: StatusOptions) -> int:
-    """Show whether a node of 'fedkern node start' is connected, and what it has answered.
+    """Show whether a node of 'fedkern node start' is connected, and its answers.
 
-    Exit code 0: connected; 1: it runs, and is not connected, is stuck on a message, or says nothing
-    any more; 2: bad input; 3: it does not run.
+    Exit code 0: connected; 1: running, but not connected, stuck on a message or without a recent
+    status; 2: bad input; 3: not running.
     """
     state_dir = asked.state_dir
     if not state_dir.is_dir():
@@ -86,7 +86,7 @@ def _state(status: NodeStatus | None, max_age: float) -> tuple[int, str]:
     if status is None or not status.running:
         return NOT_RUNNING, _STATES[NOT_RUNNING]
     if status.age > max_age:
-        return NOT_CONNECTED, f"silent for {status.age:.0f} s"
+        return NOT_CONNECTED, f"no status for {status.age:.0f} s"
     if status.connected and status.stuck:
         do = "stop that run with flwr stop, or start the node again"
         return NOT_CONNECTED, f"{_STUCK} on a message of run {status.run}: {status.stuck}; {do}"
@@ -95,7 +95,7 @@ def _state(status: NodeStatus | None, max_age: float) -> tuple[int, str]:
 
 
 def _facts_now(told: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what is shown of a node, by name."""
+    """Return names and values of a node."""
     state, ledger = str(told["state"]), told["ledger"]
     if state == _STATES[CONNECTED]:
         state += f" since {told['connected_since']}"
@@ -119,7 +119,7 @@ def _facts_now(told: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         *rows,
         ("runs, sums", f"{ledger['runs']}, {ledger['sums']}"),
-        ("figures told", f"{ledger['told']} times about the same rows"),
+        ("figures sent", f"{ledger['told']} times about the same rows"),
         *(("warning", limit) for limit in ledger["near"]),
         ("refusals", refused or "-"),
     ]
@@ -151,10 +151,10 @@ class FreezeOptions:
 
 
 def freeze_rows(asked: FreezeOptions) -> None:
-    """Freeze the node's rows in blocks, or let changes take effect that form whole blocks.
+    """Freeze the rows of the node in blocks, or apply changes that form whole blocks.
 
-    A run does the same when it begins. --withdraw takes other rows along, for good. What --force
-    does can show single rows to the server.
+    A run does the same at its start. --withdraw also removes other rows, for good. --force can show
+    single rows to the server.
     """
     config, force = read_config(asked.node_config), asked.force
     for key in ("data", "state-dir", "partition-id"):
@@ -190,13 +190,7 @@ def freeze_rows(asked: FreezeOptions) -> None:
 
 
 def known_ledger(state_dir: Path, partition: int = 0) -> NodeLedger:
-    """Return the ledger in a folder.
-
-    Raises
-    ------
-    OptionError
-        There is none.
-    """
+    """Return the ledger in a folder."""
     ledger = NodeLedger(state_dir, partition)
     if not ledger.exists:
         raise OptionError(
@@ -218,7 +212,7 @@ def _show_freeze(files: FrozenFiles, node: NodeFiles) -> None:
 
 
 def _blocks(freeze: Freeze) -> Iterator[tuple[str, ...]]:
-    """Yield a line for each block in use; strata are numbered, not named."""
+    """Yield a line for each block in use, with numbered strata."""
     blocks: Any = freeze.blocks
     strata = {group: str(k) for k, group in enumerate(sorted({*blocks["group"].tolist()}))}
     for number, block in enumerate(blocks):
@@ -258,13 +252,13 @@ class LedgerOptions:
 
 
 def show_ledger(asked: LedgerOptions) -> None:
-    """Show runs, sums and refusals: no rows, no ids, no values."""
+    """Show runs, sums and refusals, without rows, ids or values."""
     ledger, run = known_ledger(asked.state_dir), asked.run
     runs = [one for one in ledger.runs() if run in (None, one.number)]
     if run is not None and not runs:
         raise OptionError(
             f"--run: the ledger has no run {run}",
-            remedy="leave it out to see all",
+            remedy="omit it to see all",
             code="FK-OPTION-RANGE",
         )
     if asked.as_json:
@@ -298,14 +292,14 @@ def _cells(run: RunSummary) -> tuple[str, ...]:
 
 
 def _facts(run: RunSummary) -> Iterator[tuple[str, Any]]:
-    """Yield what the ledger has of one run, by name."""
+    """Yield names and values of one run."""
     about = run.about
     yield from (("run", run.number), ("session", about.session), ("Flower run", about.flower_run))
     yield from (("opened (UTC)", run.opened), ("ended (UTC)", run.ended or "-"))
     yield from (("method", run.method), ("release", about.release), ("app", about.app))
     yield from (("settings", about.settings), ("settings digest", about.settings_digest))
     yield from (("rows", run.rows), ("parties", _parties(run)), ("sums", ", ".join(run.sums)))
-    yield from (("figures told", run.evaluations), ("refusals", run.refusals))
+    yield from (("figures sent", run.evaluations), ("refusals", run.refusals))
     yield "epsilon", _epsilon(run)
 
 
@@ -347,7 +341,7 @@ class CleanOptions:
 
 
 def clean_folders(asked: CleanOptions) -> None:
-    """Remove files of old runs. Ledger, freeze, keys and secrets for later runs stay."""
+    """Remove files of old runs; keep ledger, freeze, keys and secrets."""
     state_dir, dry_run = asked.state_dir, asked.dry_run
     limit = time.time() - _seconds(asked.older_than)
     ledger, status = known_ledger(state_dir), NodeStatus.read(state_dir)
@@ -377,12 +371,7 @@ def clean_folders(asked: CleanOptions) -> None:
 
 
 def _seconds(text: str) -> float:
-    """Return a time such as 30d in seconds.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Return a duration such as 30d in seconds."""
     found = re.fullmatch(r"(\d{1,6})([hdw])", text)
     if found is None:
         raise OptionError(

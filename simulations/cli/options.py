@@ -1,4 +1,4 @@
-"""Commands made of options: a Click parameter for each, with help for the usual ones or for all."""
+"""Commands from options: a Click parameter for each, with short and full help."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def by_method(
     run: Callable[[str, dict[str, Any]], None],
     options_of: Callable[[str], list[Option]],
 ) -> TyperGroup:
-    """Return a command with a command for each method, with the method's options."""
+    """Return a command with a subcommand for each method."""
     from ..methods.registry import METHODS, family  # which load what other commands do not need
 
     def summary(method: str) -> str:
@@ -63,7 +63,7 @@ def by_method(
 
 
 def group(name: str, text: str, commands: Iterable[click.Command]) -> TyperGroup:
-    """Return a command that has commands."""
+    """Return a command with subcommands."""
     return TyperGroup(
         name=name,
         help=text,
@@ -75,7 +75,7 @@ def group(name: str, text: str, commands: Iterable[click.Command]) -> TyperGroup
 
 
 def of_function(name: str, run: Callable[[T], Any], kind: type[T], **more: Any) -> click.Command:
-    """Return a command whose options are the fields of a dataclass, which a function takes."""
+    """Return a command for a function that takes a dataclass of options."""
     text = escape(cleandoc(run.__doc__ or ""))
     return command(name, text, of_fields(kind, ""), lambda values: run(kind(**values)), **more)
 
@@ -88,20 +88,20 @@ def command(
     usual: Collection[str] | None = None,
     **more: Any,
 ) -> click.Command:
-    """Return a command that has a parameter per option and calls a function with their values.
+    """Return a command with a parameter per option.
 
     Parameters
     ----------
     name : str
-        Its name.
+        Name.
     text : str
-        Its help; lines of a paragraph are joined.
+        Help; lines of a paragraph are joined.
     options : iterable of Option
-        In any order: the help shows them by their panels.
+        Options, shown by panel.
     run : callable
-        Called with name -> value; what it returns is the exit code.
+        Called with name -> value; returns the exit code.
     usual : collection of str, optional
-        Options that the help shows; all of them with ``--help-all``. By default it shows all.
+        Options of the short help; ``--help-all`` shows all.
     **more
         See :class:`click.Command`.
     """
@@ -126,7 +126,7 @@ def command(
 
 
 def _every() -> click.Option:
-    """Return the option that shows the help with what is hidden."""
+    """Return the option ``--help-all``."""
 
     def show_all(context: click.Context, _: click.Parameter, asked: bool) -> None:
         if not asked:
@@ -189,7 +189,7 @@ def _parameter(option: Option, hidden: bool) -> click.Parameter:
 
 
 class _Choice(click.Choice[str]):
-    """Words to choose of; those that went answer with what there is instead."""
+    """Choices; removed ones give their own error."""
 
     def __init__(self, name: str, choices: tuple[str, ...]) -> None:
         super().__init__(choices)
@@ -203,7 +203,7 @@ class _Choice(click.Choice[str]):
 
 
 class _NumberOr(click.ParamType):  # type: ignore[type-arg]
-    """A whole number or one of a few words."""
+    """A whole number or a word."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
         self.words, self.name = words, "|".join(("integer", *words))

@@ -1,4 +1,4 @@
-"""``fedkern predict``: a model of an earlier run, new rows, a file of predictions."""
+"""``fedkern predict``: predictions of a saved model for new rows."""
 
 from __future__ import annotations
 
@@ -103,13 +103,13 @@ def predict(asked: PredictOptions) -> None:
 
 
 def _free(path: Path, *, force: bool) -> Path:
-    """Return a path, or one with a number behind its name if a file is there already."""
+    """Return a free path, with a number if needed."""
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in range(2, 10**6))
     return path if force else next(one for one in chain([path], numbered) if not one.exists())
 
 
 def _open(place: Path) -> dict[str, Any]:
-    """Return the configuration of a run that was simulated."""
+    """Return the configuration of a simulated run."""
     folder, config = open_run(place)
     if config["engine"] == "deployment":
         raise OptionError(

@@ -1,4 +1,4 @@
-"""What a family of methods is: all that the command line and comparisons need to know of it."""
+"""Families of methods: what the command line and comparisons need of each."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ _PUBLIC = {
 
 
 class Kept(NamedTuple):
-    """What is there of a draw that is finished, beside its strategy.
+    """Files of a finished run.
 
     Attributes
     ----------
     config : dict
-        The configuration of the run.
+        Configuration of the run.
     metrics : dict
-        Of the draw.
+        Metrics of the run.
     state_dir : Path
-        What the simulated nodes kept.
+        Private state of the simulated nodes.
     """
 
     config: Config
@@ -74,54 +74,52 @@ class Kept(NamedTuple):
     state_dir: Path
 
     def of_node(self, meta: Mapping[str, Any], partition: int) -> bytes:
-        """Return the state of a simulated node at the end of the run."""
+        """Return the last state of a simulated node."""
         folder = run_folder(self.state_dir, meta["session"], partition)
         return (folder / f"partition-{partition}-round-{meta['step']}.state").read_bytes()
 
 
 class Family(ABC, Generic[M, S, P]):
-    """Methods that take the same data and report the same metrics.
-
-    A family is registered in :mod:`fedkern_flwr.simulations.methods.registry`.
+    """Methods with the same data and metrics, see :mod:`.registry`.
 
     Attributes
     ----------
     strategies : tuple of type
-        The strategies of the family.
+        Strategies of the family.
     settings : type of Settings
-        The settings of its data; each field is one of the :meth:`parameters`.
+        Settings of the data, which are options of a run.
     makes : callable
-        Loads, scales and deals the data of some settings.
+        Loads, scales and deals the data.
     data : str
-        The data set by default.
+        Default data set.
     own_options : tuple of Option
-        Options of a run of these methods, beside those of the data and of all runs.
+        Further options of a run.
     always_secure : str
-        Why there are no other sums, where there are none.
+        Reason why there are only secure sums.
     run_options : tuple of str
-        Parameters that the configuration of a run keeps beside the common ones.
+        Further parameters that the configuration keeps.
     checked : tuple of str
-        Metrics of the check against the pooled rows. A family with some has ``--check-pooled``.
+        Metrics of the comparison with a pooled model (``--check-pooled``).
     columns : dict
-        Columns for the tables of comparisons, by name.
+        Columns of comparisons, by name.
     shown : tuple of Shown
-        Metrics that the table of a run shows.
+        Metrics in the table of a run.
     reading : tuple of str
-        How to read the methods and figures; columns say it themselves.
+        Notes on how to read a comparison.
     app : str
-        Folder of the Flower app that deploys a method of this family.
+        Folder of the Flower app.
     deployable : tuple of str
-        The methods that it deploys.
+        Methods that the app deploys.
     nodes : int
-        How many nodes a copy of the app has in a simulation.
+        Nodes in a simulation of the app.
     dealt_by_nodes : tuple of str
-        Parameters that follow from the number of nodes of a deployment.
+        Parameters that follow from the number of nodes.
     usual : str
-        Options of the methods and of who holds what that the short help shows.
+        Options in the short help.
     deployed_defaults : dict
-        Options whose default is another one in a deployment, where an exchange takes seconds.
+        Other defaults in a deployment, where an exchange takes seconds.
     unpredictable : (str, str)
-        Why models predict no rows of a file, and what to do instead.
+        Why models do not predict the rows of a file, and what to do.
     left_out : str
         Why rows are not predicted.
     """
@@ -152,7 +150,7 @@ class Family(ABC, Generic[M, S, P]):
     # -- a run's configuration
 
     def parameters(self) -> list[Option]:
-        """Return the options of a run that are not the strategy's, as the help shows them."""
+        """Return the options of a run except those of the strategy."""
         own = {o.name: o for o in self.own_options}
         there = {
             "check_pooled": self.checked,
@@ -167,32 +165,21 @@ class Family(ABC, Generic[M, S, P]):
         ]
 
     def usual_options(self, name: str) -> frozenset[str]:
-        """Return the options of a method and its parties that the short help shows."""
+        """Return the options in the short help."""
         return frozenset(self.usual.split())
 
     def deal_files(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of the command line with those that follow from files of parties.
-
-        Raises
-        ------
-        OptionError, TableError
-            Something contradicts the files, or they cannot be read.
-        """
+        """Add the values that follow from files of parties."""
         return deal_files(self.settings, values, {o.name: o.default for o in self.parameters()})
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the configuration of a run from the values of the command line.
+        """Make the configuration of a run from command line values.
 
         Returns
         -------
         dict
-            ``method``, ``data`` (the settings), ``options`` (of the strategy), and the options of
-            the run. JSON, and all that is needed to run again.
-
-        Raises
-        ------
-        OptionError
-            Options contradict each other.
+            ``method``, ``data`` (settings), ``options`` (of the strategy) and options of the run,
+            as JSON.
         """
         self._check_secure(values)
         strategy, notes, fields_of = self._strategy(name), [], self.settings.__dataclass_fields__
@@ -223,22 +210,11 @@ class Family(ABC, Generic[M, S, P]):
         }
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
-        """Return the parameters :attr:`dealt_by_nodes` of a deployment on so many nodes.
-
-        Raises
-        ------
-        OptionError
-            There are too few nodes.
-        """
+        """Return the parameters :attr:`dealt_by_nodes`."""
         return dict.fromkeys(self.dealt_by_nodes, nodes)
 
     def check(self, config: Config) -> None:
-        """Refuse options that cannot work before any data is read.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Refuse options that cannot work."""
         strategy = self._strategy(config["method"])
         if config.get("secure") and "secure" in strategy.fixed:
             raise OptionError(
@@ -258,12 +234,7 @@ class Family(ABC, Generic[M, S, P]):
         self.strategy(config)
 
     def check_data(self, config: Config, prepared: P) -> None:
-        """Refuse options that cannot work with the data.
-
-        Raises
-        ------
-        OptionError, SmallCohortError
-        """
+        """Refuse options that contradict the data."""
         strategy = self.strategy(config)
         if strategy.budget is not None:
             settings = getattr(prepared, "settings", None)
@@ -274,53 +245,41 @@ class Family(ABC, Generic[M, S, P]):
         if config.get("secure"):
             check_cohort(prepared.num_clients, strategy.threshold, strategy.min_cohort)
 
-    # -- data and draws
+    # -- data and runs
 
     def prepare(self, settings: S) -> P:
-        """Load, scale and deal the data.
-
-        Raises
-        ------
-        TableError, OptionError
-        """
+        """Load, scale and deal the data."""
         made: P = self.makes(settings)
         return made
 
     def checks_pooled(self, prepared: P, config: Config) -> bool:
-        """Tell whether a run also trains on the pooled rows, only to compare.
+        """Return whether a run also trains on pooled rows, for comparison.
 
-        It does where it was asked for with ``--check-pooled``. Where nothing was said, it does if
-        there are at most 2,000 training rows.
+        The default is yes for up to 2,000 training rows.
         """
         asked: bool | None = config.get("check_pooled")
         return _training_rows(prepared) <= MOST_CHECKED if asked is None else asked
 
     def unchecked(self, prepared: P, config: Config) -> list[str]:
-        """Return the note on a check that is not made: how to ask for it."""
+        """Return a note if there is no comparison."""
         if not self.checked or self.checks_pooled(prepared, config):
             return []
         return ["there is no comparison with a model of the pooled rows; --check-pooled makes it"]
 
     def measure(self, strategy: M, prepared: P, config: Config) -> dict[str, Any]:
-        """Return metrics of a finished draw that only a simulation knows, for it pools the data.
+        """Return metrics that need the pooled data of a simulation.
 
-        ``config`` is that of the run. A comparison says there only whether to check. The metric
-        ``seconds``, if there is one, is what the method's last step took after the strategy had
-        ended, and is added to the seconds of the draw. ``judged``, if it is there, is what was
-        counted on held-out rows where the strategy does not know it; ``no_better_than`` what
-        predicts them as well, if that is so simple, where nothing is counted.
+        ``seconds`` of a last step are added to the run time. ``judged`` has counts on held-out rows
+        that the strategy does not know. ``no_better_than`` names a trivial model that is as good.
         """
         return {}
 
     def outcome(self, strategy: M) -> dict[str, Any]:
-        """Return what a result tells of a finished draw beside its metrics, such as survivors."""
+        """Return further parts of a result, such as survivors."""
         return {}
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the results of an entry's draws.
-
-        History, matched rows and what was counted on held-out rows are the first one's.
-        """
+        """Average the runs of an entry; history and held-out counts are those of the first."""
         first = entry.results[0]
         history = first["history"]
         last = history[-1]["survivors"] if history and "survivors" in history[-1] else 0
@@ -331,17 +290,17 @@ class Family(ABC, Generic[M, S, P]):
         return {**{name: first[name] for name in kept if name in first}, **found}
 
     def per_draw(self, entry: Entry) -> dict[str, Any]:
-        """Return figures of the single draws that a comparison keeps: metrics and seconds."""
+        """Return metrics and seconds of each run."""
         return {"draws": per_draw(entry)}
 
     # -- whole models, and the rows of files that they predict
 
     def whole_model(self, strategy: M, prepared: P, kept: Kept) -> Parts | None:
-        """Return what predicts rows in one place after a draw that is finished."""
+        """Return the model that predicts rows in one place."""
         return None
 
     def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
-        """Return why a run's model predicts no rows of a file, and what to do; None if it does."""
+        """Return why a model does not predict the rows of a file, and what to do."""
         return self.unpredictable if type(self).whole_model is Family.whole_model else None
 
     def fitted(
@@ -352,7 +311,7 @@ class Family(ABC, Generic[M, S, P]):
         state_dir: Path,
         result: Mapping[str, Any],
     ) -> FittedModel | None:
-        """Return the whole model of a draw with this result, if it has one."""
+        """Return the whole model of a run, if it has one."""
         if self.why_unpredictable(config):
             return None
         kept = Kept(config, result["metrics"], state_dir)
@@ -363,25 +322,16 @@ class Family(ABC, Generic[M, S, P]):
         return found.with_table(strategy.method, prepared.scaling_json(), config, known or ())
 
     def predict(self, folder: Path, config: Config, new: NewRows) -> tuple[int, int]:
-        """Predict the rows of a file with the model of a run; return (predicted, left out).
+        """Predict the rows of a file; return numbers of predicted and omitted rows.
 
         Parameters
         ----------
         folder : Path
             Folder of the run.
         config : mapping
-            The run's configuration.
+            Configuration of the run.
         new : NewRows
-            What is predicted, and where it goes.
-
-        Raises
-        ------
-        OptionError
-            The model does not predict new rows.
-        TableError
-            The file lacks a column of the model, or every row lacks a value.
-        CheckpointError
-            The folder has no model.
+            Rows and target file.
         """
         if why := self.why_unpredictable(config):
             problem, remedy = why
@@ -400,10 +350,10 @@ class Family(ABC, Generic[M, S, P]):
 
     @abstractmethod
     def size(self, facts: Mapping[str, Any]) -> str:
-        """Return the size of a run from what :meth:`Prepared.facts` returns."""
+        """Return the size of a run from :meth:`Prepared.facts`."""
 
     def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return (name, figure) of what is shown of a run's result."""
+        """Return names and values for the table of a run."""
         return [
             *self.figures(result),
             *positive_rows(result),
@@ -417,7 +367,7 @@ class Family(ABC, Generic[M, S, P]):
         ]
 
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return the rows that say how good a model is."""
+        """Return rows with figures of the model."""
         mark, config = noise_mark(result["privacy"]), result["config"]
         level = config.get("level", config.get("options", {}).get("level", 0.9))
         return [
@@ -427,15 +377,15 @@ class Family(ABC, Generic[M, S, P]):
         ]
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return the rows that say what the server saw, and what else there is to say."""
+        """Return rows with what the server saw."""
         return [server_row(result)]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw the plots of a run, by default none; return name of the artifact -> file."""
+        """Draw the plots of a run; return artifact -> file."""
         return {}
 
     def _check_secure(self, values: Mapping[str, Any]) -> None:
-        """Refuse ``--no-secure`` where there are no other sums."""
+        """Refuse ``--no-secure`` if there are only secure sums."""
         if self.always_secure and values.get("secure") is False:
             raise OptionError(
                 f"this method has secure sums only: {self.always_secure}", code="FK-SECURE-FIXED"
@@ -445,28 +395,23 @@ class Family(ABC, Generic[M, S, P]):
         return next(cls for cls in self.strategies if cls.method == name)
 
     def strategy(self, config: Config) -> M:
-        """Return a strategy with the options of a run; refuse options that cannot be.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Make a strategy with the options of a run."""
         made: Any = self._strategy(config["method"])(**config["options"])
         return made  # type: ignore[no-any-return]
 
 
 def chosen(strategy: Any) -> dict[str, Any]:
-    """Return what a finished strategy has chosen, as a result tells it."""
+    """Return what a strategy has chosen."""
     return {"tuned": strategy.tuned_} if strategy.tuned_ else {}
 
 
 def rows_of(facts: Mapping[str, Any]) -> str:
-    """Return the numbers of rows of a table that was dealt."""
+    """Return the numbers of training and held-out rows."""
     return f"{np.sum(facts['rows'])} training and {np.sum(facts['held_out_rows'])} held-out rows"
 
 
 def points_of(history: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float, float]]:
-    """Return (round, figure, 0) of the rounds of a run that have such a figure."""
+    """Return (round, value, 0) for rounds with this value."""
     there = [row for row in history if row.get(name) is not None and np.isfinite(row[name])]
     return [(float(row["round"]), float(row[name]), 0.0) for row in there]
 
@@ -478,7 +423,7 @@ def plot_curves(
     title: str,
     ylabel: str,
 ) -> dict[str, Path]:
-    """Draw figures over the iterations, where there are several; return artifact -> file."""
+    """Draw curves with several points; return artifact -> file."""
     drawn = {text: points for text, points in curves.items() if len(points) > 1}
     if not drawn:
         return {}
@@ -489,7 +434,7 @@ def plot_curves(
 
 
 def _training_rows(prepared: Prepared) -> int:
-    """Return the rows that all parties learn from; of ratings the users."""
+    """Return the number of training rows, or of users of ratings."""
     facts = prepared.facts()
     if "rounds" in facts:
         return int(facts["rounds"] * prepared.num_clients)
@@ -505,23 +450,13 @@ def _refuse_options_of_sums(strategy: type[Method], chosen: Mapping[str, Any]) -
 
 
 def check_rounds(config: Config) -> None:
-    """Refuse a number of rounds below one.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse fewer rounds than one."""
     if (rounds := config["data"]["rounds"]) is not None:
         at_least("rounds", rounds, 1)
 
 
 def check_numbers(prepared: Prepared, option: str, chosen: str | None, of_numbers: str) -> None:
-    """Refuse what is for classes where the labels are numbers.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse options for classes if labels are numbers."""
     if chosen not in (None, of_numbers) and not prepared.facts()["classes"]:
         raise OptionError(
             f"{option} {chosen} is for classes, the labels are numbers", code="FK-TASK-OPTION"

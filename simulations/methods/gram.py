@@ -1,4 +1,4 @@
-"""Secure Gram for users: exact kernels of ratings, or of a table whose columns parties hold."""
+"""Secure Gram: exact kernels of ratings or of tables split by columns."""
 
 from __future__ import annotations
 
@@ -39,21 +39,18 @@ _PARTIES = 4
 
 @dataclass(frozen=True)
 class GramSettings(RatingColumns, LabelledSettings):
-    """Which table or ratings are used, and who gets which columns or users.
-
-    A table's columns are dealt to 4 clients by default.
+    """Table or ratings, and columns or users of each party.
 
     Attributes
     ----------
     data : str
-        Ratings (built-in, u.data, ratings.dat, .inter, or a table with --user and --item), or a
-        table (built-in, .npz, .csv, .tsv, .parquet).
+        Ratings or table: built-in, or a file (u.data, .inter, .csv, .parquet).
     missing : {"encode", "error", "drop-row"}
-        Rows of a table that lack a value (encode: the median, and a column that says so).
+        Rows of a table with missing values (encode: median and indicator).
     task : {"auto", "classification", "regression"}
-        What a table's labels are.
+        Kind of the labels of a table.
     party : tuple of str
-        File of a node, once for each, instead of --data; FILE:features if its label is not used.
+        File of a node, once for each; FILE:features ignores its label.
     """
 
     holding = "columns"
@@ -75,15 +72,15 @@ class GramSettings(RatingColumns, LabelledSettings):
 
     @classmethod
     def counted(cls, files: PartyFiles) -> dict[str, Any]:
-        """Return how many parties have columns."""
+        """Return the number of parties with columns."""
         return {"clients": sum(map(bool, files.blocks))}
 
     def describe(self) -> str:
-        """Return who gets what, for the caption of a table."""
+        """Describe the split for a caption."""
         return self.ratings().describe() if self.rates else f"{self.clients or _PARTIES} parties"
 
     def ratings(self) -> RatingSettings:
-        """Return the settings for ratings: nothing is held out."""
+        """Return the settings for ratings without held-out ones."""
         names = {f.name for f in fields(RatingSettings)} & {f.name for f in fields(self)}
         return RatingSettings(**{**{n: getattr(self, n) for n in names}, "test_size": 0.0})
 
@@ -95,11 +92,11 @@ class Instances(DealtTable):
     Attributes
     ----------
     raw : ndarray, shape (n, d), or None
-        Features as they are, if all are numbers.
+        Unscaled features, if all are numbers.
     parts : tuple of ndarray
         Columns of each party.
     encoding : str
-        What is summed, see :meth:`features`.
+        Encoding of the sums, see :meth:`features`.
     """
 
     raw: Floats | None
@@ -107,7 +104,7 @@ class Instances(DealtTable):
     encoding: str = "fixed-point"
 
     def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
-        """Return all rows and the columns of each party, as if each had the labels."""
+        """Return all rows with the columns of each party."""
         return [(np.ones_like(self.train), part) for part in self.parts]
 
     def node(self, seed: int, partition: int) -> dict[str, Any]:
@@ -115,13 +112,7 @@ class Instances(DealtTable):
         return {"x": self.features(self.encoding)[:, self.parts[partition]].T}
 
     def features(self, encoding: str) -> Floats:
-        """Return what is summed: whole numbers as they are, or scaled features.
-
-        Raises
-        ------
-        TableError
-            They are to be whole numbers, and the table has others.
-        """
+        """Return summed features: whole numbers, or scaled features."""
         if encoding != "counts":
             return self.x
         if self.raw is None:
@@ -133,16 +124,11 @@ class Instances(DealtTable):
 
 
 class InstanceData(DealtData[GramSettings, Instances]):
-    """A table whose columns are dealt to parties.
+    """A table with columns dealt to parties.
 
     Parameters
     ----------
     settings : GramSettings
-
-    Raises
-    ------
-    TableError, OptionError
-        The table cannot be used, or there are too few columns to deal.
     """
 
     client = GramClient
@@ -162,14 +148,14 @@ class InstanceData(DealtData[GramSettings, Instances]):
         return self.settings.clients or _PARTIES
 
     def dealt_to(self, strategy: Method) -> Instances:
-        """Return the split of a run, as the encoding of its strategy has it."""
+        """Return the split of a run in its encoding."""
         assert isinstance(strategy, SecureGram)
         dealt = super().dealt_to(strategy)
         dealt.features(strategy.encoding)  # refuses what are no counts
         return replace(dealt, encoding=strategy.encoding)
 
     def variant(self, strategy: Method) -> tuple[Hashable, ...]:
-        """Return what the clients depend on: what is summed and how, and the split."""
+        """Return encoding and split."""
         assert isinstance(strategy, SecureGram)
         seed = strategy.seed if self.settings.resplit else 0
         return strategy.encoding, seed
@@ -179,7 +165,7 @@ class InstanceData(DealtData[GramSettings, Instances]):
         return {"num_rounds": self.settings.rounds or 1}
 
     def facts(self) -> dict[str, Any]:
-        """Return who got which columns, and how many rows there are."""
+        """Return columns and rows of the parties."""
         first = self.split(self.settings.seed)
         return {**super().facts(), "columns": first.names(first.parts)}
 
@@ -240,12 +226,7 @@ class MatrixFamily(Family[G, S, P]):
             )
 
     def check_data(self, config: Config, prepared: P) -> None:
-        """Refuse sums that so many nodes cannot make, before anything is made.
-
-        Raises
-        ------
-        OptionError, SmallCohortError
-        """
+        """Refuse sums with too few nodes."""
         super().check_data(config, prepared)
         strategy = self.strategy(config)
         if prepared.num_clients < 2:
@@ -264,7 +245,7 @@ class MatrixFamily(Family[G, S, P]):
         return {"survivors": len(strategy.survivors_)}
 
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return how good what was made of the matrix is, and what is in it."""
+        """Return figures of the model and the size of the matrix."""
         metrics = result["metrics"]
         return [
             *super().figures(result),
@@ -276,18 +257,18 @@ class MatrixFamily(Family[G, S, P]):
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """What a coordinator does with the matrix of a table.
+    """Training on the matrix of a table.
 
     Attributes
     ----------
     learner : {"svc", "ridge"}
-        Of a table: machine trained on the kernel.
+        Tables: model that is trained on the kernel.
     cost : float or None
-        C of svc or lambda of ridge (default: cross-validation at the coordinator).
+        C of svc, lambda of ridge (default: cross-validation).
     class_weight : {"balanced"} or None
-        Of a table: rows of rare classes weigh more, as scikit-learn's balanced.
+        Tables: weigh rows of rare classes more, as scikit-learn does.
     level : float
-        Of a table: of intervals and sets of classes.
+        Tables: target coverage of predicted intervals and sets.
     """
 
     learner: Learner = "svc"
@@ -350,7 +331,7 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
     def measure(
         self, strategy: SecureGram, prepared: RatingData | InstanceData, config: Config
     ) -> dict[str, Any]:
-        """Return the error of K, and how good a machine on the kernel of a table is."""
+        """Return the error of K, and metrics of a model on a table."""
         check = self.checks_pooled(prepared, config)
         if isinstance(prepared, RatingData):
             return {"max_abs_error": ratings_error(strategy, prepared)} if check else {}
@@ -360,25 +341,25 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
     def whole_model(
         self, strategy: SecureGram, prepared: RatingData | InstanceData, kept: Kept
     ) -> Parts | None:
-        """Return what predicts rows in one place; nothing does where all are of one class."""
+        """Return the model, or None for a single class."""
         assert isinstance(prepared, InstanceData)
         part = prepared.split(strategy.seed or 0)
         return Coordinator(strategy, part, kept.config).whole_model(kept.metrics)
 
     def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
-        """Return why there are no labels to predict, or no sums of new rows with others."""
+        """Return why there are no labels to predict."""
         if GramSettings.from_values(config["data"]).rates:
             return "ratings have no labels to predict", "use fedkern run fed-cfk to recommend"
         return None
 
     def size(self, facts: Mapping[str, Any]) -> str:
-        """Return the numbers of nodes, users and items, or of rows."""
+        """Return numbers of nodes, users and items, or of rows."""
         if "users" in facts:
             return f"{facts['users']} users on {facts['clients']} nodes, {facts['items']} items"
         return f"{facts['clients']} parties, {rows_of_table(facts)}"
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return what a node sent, and what the server saw."""
+        """Return MB per node, and what the server saw."""
         plain = 8e-6 * result["metrics"]["catalogue"] ** 2
         each = result["bytes_up"] / 1e6 / max(1, result["config"]["clients"])
         sent = f"{each:.2f} (plain float64 matrix: {plain:.2f})"
@@ -386,12 +367,7 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
 
 
 def refuse_options_of_tables(config: Config) -> None:
-    """Refuse options of a table where the data are ratings.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse options of tables if the data are ratings."""
     chosen = {**config["data"], **config}
     of_ratings = {f.name for f in fields(RatingColumns)} - {"test_size"}
     of_tables = {f.name for f in fields(GramSettings)} - of_ratings | {*GramFamily.run_options}
@@ -405,12 +381,7 @@ def refuse_options_of_tables(config: Config) -> None:
 
 
 def check_features(strategy: SecureGram, x: NDArray[np.float64]) -> None:
-    """Refuse features that the encoding cannot hold, before anything is sent.
-
-    Raises
-    ------
-    TableError
-    """
+    """Refuse features that the encoding cannot hold."""
     if strategy.encoding == "counts":
         count_values(x, strategy.bound)
     elif not np.isfinite(x).all():
@@ -422,7 +393,7 @@ def check_features(strategy: SecureGram, x: NDArray[np.float64]) -> None:
 
 
 def ratings_error(strategy: SecureGram, prepared: RatingData) -> int:
-    """Return the largest error of an entry of K, against the users that were summed."""
+    """Return the largest error of an entry of K."""
     pooled = prepared.split(strategy.seed or 0)
     users = rows_of(prepared.parts, strategy.survivors_)
     part = (pooled.train + pooled.test)[users][:, strategy.items_]

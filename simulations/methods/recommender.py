@@ -65,7 +65,7 @@ _COLUMNS = {
         "users",
         "rows",
         0,
-        reading="Users: those whose ratings are in the kernel; all get recommendations.",
+        reading="Users: those with ratings in the kernel; all get recommendations.",
     ),
     "difference": common.to_pooled(
         "To pooled: largest difference of these figures from those of the same learner on pooled "
@@ -106,9 +106,9 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
         return {"clients": nodes, "users_per_client": None}
 
     def measure(self, strategy: FedCFK, prepared: RatingData, config: Config) -> dict[str, Any]:
-        """Return the difference from the learner on the same users' pooled data, and baselines.
+        """Return the difference from the pooled learner, and baselines.
 
-        The most popular items are always ranked: a run says if it is no better than they are.
+        A run warns if the most popular items are as good.
         """
         guessed = strategy.metrics_.get("auc", 1.0) <= 0.5
         simple = {"no_better_than": "items in any order"} if guessed else {}
@@ -145,30 +145,19 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
         return {**found, **simple}
 
     def outcome(self, strategy: FedCFK) -> dict[str, Any]:
-        """Return how many nodes were summed, and the lambda that was chosen."""
+        """Return the number of summed nodes, and the chosen lambda."""
         return {**super().outcome(strategy), **chosen(strategy)}
 
     def predict(self, folder: Path, config: Config, new: NewRows) -> tuple[int, int]:
-        """Recommend to the users of a file, of one or of many, with the kernel of a run.
+        """Recommend to the users of a file with the kernel of a run.
 
-        The columns are those of the run. Items that the run did not know are ignored; a warning
-        tells how many rows name them. Ratings of at least the run's ``min_rating`` count as
-        positive. Written are user, rank, item and score of at most 100 items that the user did not
-        rate.
+        Columns and ``min_rating`` are those of the run. Unknown items are ignored, with a warning.
+        Output: user, rank, item and score of at most 100 unrated items.
 
         Returns
         -------
         (int, int)
-            Users recommended to, and users left out, who like none of the kernel's items.
-
-        Raises
-        ------
-        TableError
-            The ratings cannot be used, or nobody likes an item of the kernel.
-        OptionError
-            A column of record ids, a client or a dialect of tables is named.
-        CheckpointError
-            The folder has no model.
+            Numbers of users with and without recommendations.
         """
         data = new.data
         if not isinstance(data, Path):
@@ -241,5 +230,5 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
         return made, found.users - made
 
     def size(self, facts: Mapping[str, Any]) -> str:
-        """Return the numbers of users, items and nodes."""
+        """Return numbers of users, items and nodes."""
         return f"{facts['users']} users on {facts['clients']} nodes, {facts['items']} items"

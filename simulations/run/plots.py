@@ -1,13 +1,8 @@
 """Figures of runs and comparisons: curves and bars, as PNG and SVG.
 
-Every function draws one figure, writes ``<path>.png`` (150 dpi) and ``<path>.svg`` and returns the
-path of the PNG. A single run writes PNG alone, because an SVG takes as long again. Colours are safe
-for colour-blind readers (Okabe and Ito, 2008); markers and dashes separate the series in print. A
-method keeps its look in all figures of a report if they get the same ``styles``, see
-:func:`.drawing.assign_styles`.
-
-Matplotlib comes with the extra ``simulation`` and is imported when a figure is drawn. Nothing here
-uses pyplot or other global state.
+Each function makes one figure and returns the path of its PNG. A single run writes no SVG, which
+takes as long again. Colours are safe for colour-blind readers (Okabe and Ito, 2008).
+Matplotlib is imported on demand, without pyplot or global state.
 """
 
 from __future__ import annotations
@@ -33,32 +28,27 @@ def plot_bars(
     parts: Sequence[str] = ("",),
     styles: Mapping[str, Style] | None = None,
 ) -> Path:
-    """Draw bars with their values, several for each name.
+    """Draw bars with their values.
 
-    The axis is logarithmic if the largest value is more than 50 times the smallest.
+    The axis is logarithmic if values span more than a factor of 50.
 
     Parameters
     ----------
     bars : mapping of str to sequence of (float, float)
-        Mean and standard deviation of each part. A mean that is None or not finite has no bar.
+        Mean and standard deviation of each part; None or NaN has no bar.
     path : Path
-        Where to write; the suffix does not matter.
+        Target; the suffix does not matter.
     title, xlabel : str
-        Title of the figure, and what the bars are, with a unit.
+        Title, and axis label with a unit.
     parts : sequence of str (default: ("",))
-        What the bars of a name are, for the legend.
+        Names of the bars in the legend.
     styles : mapping of str to Style, optional (default: None)
-        Look of the names; ``None`` assigns it by order.
+        Look of the names; by default assigned in order.
 
     Returns
     -------
     Path
         The PNG.
-
-    Raises
-    ------
-    OptionError
-        If matplotlib is not installed.
     """
     several = len(parts) > 1
     figure = drawing.new_figure(1.3 + (0.44 if several else 0.31) * max(len(bars), 1))
@@ -110,25 +100,23 @@ def plot_sweep(
 ) -> Path:
     """Draw curves, with a band of one standard deviation.
 
-    An axis is logarithmic if its values are positive and span more than a factor of 50. If some
-    values of y are not positive, it is linear near zero and logarithmic beyond. Of long curves at
-    most 400 points are drawn, evenly over the logarithm of x.
+    An axis is logarithmic if its values are positive and span more than a factor of 50; otherwise y
+    is linear near zero. At most 400 points of a curve are drawn.
 
     Parameters
     ----------
     curves : mapping of str to sequence of (float, float, float)
-        Per series ``(x, mean, std)``, in any order. Points without a finite mean are left out; a
-        standard deviation that is not finite counts as none.
+        ``(x, mean, std)`` of each series, in any order; infinite points are omitted.
     path : Path
-        Where to write; the suffix does not matter.
+        Target; the suffix does not matter.
     title : str
-        Title of the figure.
+        Title.
     xlabel, ylabel : str
-        What the axes show, with units.
+        Axis labels with units.
     styles : mapping of str to Style, optional (default: None)
-        Look of the series; ``None`` gives them by order.
+        Look of the series; by default assigned in order.
     marks : mapping of str to sequence of float, optional (default: None)
-        Places on the horizontal axis that are marked, and what they are.
+        Labelled vertical lines.
     svg : bool (default: True)
         Whether to write an SVG as well.
 
@@ -136,11 +124,6 @@ def plot_sweep(
     -------
     Path
         The PNG.
-
-    Raises
-    ------
-    OptionError
-        If matplotlib is not installed.
     """
     figure = drawing.new_figure(3.2)
     axes = figure.add_subplot()
@@ -189,10 +172,7 @@ def plot_sweep(
 def _bar_scale(
     values: list[float], ends: list[float], *, room: float
 ) -> tuple[Scale, float, float]:
-    """Return scale and limits of a bar axis.
-
-    The longest bar leaves ``room``, a part of its length, on the right for its printed value.
-    """
+    """Return scale and limits of a bar axis, with ``room`` for the printed values."""
     finite = [value for value in values if math.isfinite(value) and value > 0]
     if not finite:
         return "linear", 0.0, 1.0
@@ -204,7 +184,7 @@ def _bar_scale(
 
 
 def _finite(bar: Bar) -> tuple[float, float | None]:
-    """Return mean and standard deviation; NaN for a missing mean, None for a missing deviation."""
+    """Return mean and standard deviation, NaN or None where missing."""
     mean, std = bar
     known = std is not None and math.isfinite(std)
     return (math.nan, None) if mean is None else (mean, std if known else None)

@@ -1,7 +1,6 @@
-"""One HTML page with the results of a run or a comparison, made to be sent to a colleague.
+"""HTML report of a run or comparison, in one file.
 
-The page needs nothing but itself: images are embedded, there is no script, no font and no link to
-anywhere. It follows the reader's light or dark setting and prints on white paper.
+Images are embedded; there are no scripts, fonts or links. It has light, dark and print styles.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ class TableBlock:
     Attributes
     ----------
     caption : str
-        What the table shows, with units; stands above it.
+        Caption with units.
     columns : sequence of str
-        The headings.
+        Headings.
     rows : sequence of sequence of str
-        The cells; columns of numbers are aligned to the right.
+        Cells; numbers are aligned to the right.
     best : frozenset of (int, int) (default: frozenset())
-        Row and column, from zero, of the cells in bold.
+        Row and column, from zero, of bold cells.
     """
 
     caption: str
@@ -67,9 +66,9 @@ class FigureBlock:
     Attributes
     ----------
     caption : str
-        What the figure shows; stands below it and is its text alternative.
+        Caption and alternative text.
     png : Path
-        The image, embedded in the page.
+        Image.
     """
 
     caption: str
@@ -78,14 +77,14 @@ class FigureBlock:
 
 @dataclass(frozen=True)
 class BarBlock:
-    """A horizontal bar of seconds that add up.
+    """A horizontal bar of seconds.
 
     Attributes
     ----------
     caption : str
-        What the bar shows; stands below it.
+        Caption.
     parts : sequence of (str, str, float)
-        Name, colour and seconds of each part, from left to right.
+        Name, colour and seconds of each part.
     """
 
     caption: str
@@ -99,7 +98,7 @@ class TextBlock:
     Attributes
     ----------
     heading : str
-        Heading of the section; may be empty.
+        Heading, or empty.
     paragraphs : sequence of str
         Plain text.
     """
@@ -110,16 +109,16 @@ class TextBlock:
 
 @dataclass(frozen=True)
 class FactsBlock:
-    """Names and values in two columns: configuration, versions, costs, privacy.
+    """Names and values in two columns.
 
     Attributes
     ----------
     heading : str
-        Heading of the section; may be empty.
+        Heading, or empty.
     facts : mapping of str to str
-        The facts in order.
+        Names and values.
     warnings : frozenset of str (default: frozenset())
-        Names of facts in red.
+        Names in red.
     """
 
     heading: str
@@ -131,28 +130,21 @@ Block = TableBlock | FigureBlock | BarBlock | TextBlock | FactsBlock
 
 
 def write_report(path: Path, *, title: str, subtitle: str, blocks: Sequence[Block]) -> Path:
-    """Write a self-contained HTML page.
-
-    Tables and figures are numbered in their order. All text is escaped.
+    """Write a self-contained HTML page with escaped text.
 
     Parameters
     ----------
     path : Path
-        Where to write; readers see the old page or the new one, never a part.
+        Target, replaced at once.
     title, subtitle : str
         Head of the page.
     blocks : sequence of Block
-        The content from top to bottom.
+        Content.
 
     Returns
     -------
     Path
         ``path``.
-
-    Raises
-    ------
-    OptionError
-        If an image is missing or no PNG, or a row of a table has not one cell per column.
     """
     lead = f'\n<p class="subtitle">{escape(subtitle)}</p>' if subtitle else ""
     page = _PAGE.format(title=escape(title), lead=lead, style=_STYLE, body=_body(blocks))
@@ -169,29 +161,24 @@ def write_run_report(
     tables: Mapping[str, Sequence[Sequence[str]]],
     result: Mapping[str, Any],
 ) -> Path:
-    """Write ``report.html`` of a run; it names no value and no category but classes of the label.
+    """Write ``report.html`` of a run, without values or categories except classes.
 
     Parameters
     ----------
     folder : Path
-        Of the run.
+        Folder of the run.
     title, subtitle : str
         Head of the page.
     rows : sequence of (str, str)
-        Figures as a run shows them, with Rich's markup.
+        Names and values, with the markup of Rich.
     tables : mapping of str to sequence
-        Caption of a table -> its headings and rows.
+        Headings and rows by caption.
     result : mapping
-        What ``result.json`` has.
-
-    Raises
-    ------
-    OptionError
-        A plot is missing.
+        Content of ``result.json``.
     """
     named = [(Text.from_markup(name), Text.from_markup(str(value)).plain) for name, value in rows]
     facts = dict[str, str]()
-    for name, value in named:  # several of one name stand below each other
+    for name, value in named:  # values of one name are listed below each other
         own = name.plain.strip()
         facts[own] = f"{facts[own]}\n{value}" if own in facts else value
     red = frozenset(name.plain.strip() for name, _ in named if name.spans)
@@ -295,7 +282,7 @@ def _figure(block: FigureBlock, number: int) -> str:
 
 
 def _bar(block: BarBlock, number: int) -> str:
-    """Return a bar; the list below it says the same in words, for who cannot tell its colours."""
+    """Return a bar with a list of its parts."""
     whole = sum(seconds for _, _, seconds in block.parts)
     shares = [seconds / (whole or 1.0) for _, _, seconds in block.parts]
     bars = "".join(
@@ -345,7 +332,7 @@ _NO_NUMBER = frozenset({"", "-", "–", "—", "n/a", "nan", "inf", "-inf", "∞
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    """Whether a column holds numbers (``31.0 ± 0.7``, ``12 MB``), gaps allowed."""
+    """Whether a column holds numbers (``31.0 ± 0.7``, ``12 MB``) and gaps."""
     filled = [text for cell in cells if (text := cell.strip()).lower() not in _NO_NUMBER]
     return bool(filled) and all(_NUMBER.fullmatch(text) for text in filled)
 

@@ -1,7 +1,6 @@
-"""Who gets which rows: the ways to deal one table out to simulated clients.
+"""Splits of the rows of a table among simulated clients.
 
-Each function returns one index array per client. The arrays are disjoint and depend on nothing
-but the arguments: the same seed deals the same rows.
+Each function returns one disjoint index array per client; equal seeds give equal splits.
 """
 
 from __future__ import annotations
@@ -31,36 +30,29 @@ def split_rows(
     own_share: float = 1.0,
     alpha: float = 0.5,
 ) -> list[NDArray[np.intp]]:
-    """Deal the rows of a table in the way ``kind`` names.
+    """Split the rows of a table.
 
     Parameters
     ----------
     table : Table
-        The data.
+        Data.
     kind : {"iid", "site", "dirichlet"}
         :func:`split_iid`, :func:`split_by_site` or :func:`split_dirichlet`.
     clients : int
         Number of clients.
     seed : int
-        Seed of the random generator.
+        Seed.
     rows_per_client : int or None (default: None)
-        Rows for each client; None deals all rows.
+        Rows for each client; None uses all rows.
     own_share : float (default: 1.0)
-        For ``"site"``: share of a client's rows from its own site.
+        Site split: share of the rows of a client from its own site.
     alpha : float (default: 0.5)
-        For ``"dirichlet"``: concentration; small values give few classes per client.
+        Dirichlet split: concentration; small values give few classes per client.
 
     Returns
     -------
     list[NDArray[np.intp]]
-        One array of row positions per client.
-
-    Raises
-    ------
-    TableError
-        If there are too few rows, or no sites or labels to split by.
-    OptionError
-        If an option has a value that cannot work.
+        Row positions of each client.
     """
     check_choice("split", kind, get_args(Split))
     if kind == "iid":
@@ -81,15 +73,7 @@ def split_rows(
 def split_iid(
     rows: int, clients: int, seed: int, rows_per_client: int | None = None
 ) -> list[NDArray[np.intp]]:
-    """Deal a random permutation of ``rows`` rows in equal parts, in random order.
-
-    Raises
-    ------
-    TableError
-        If there are too few rows.
-    OptionError
-        If ``clients`` or ``rows_per_client`` is below 1.
-    """
+    """Split a random permutation of the rows in equal parts."""
     _check_counts(rows, clients, rows_per_client)
     order = np.random.default_rng(seed).permutation(rows)
     return np.array_split(order[: clients * (rows_per_client or rows)], clients)
@@ -102,28 +86,18 @@ def split_by_site(
     rows_per_client: int | None = None,
     own_share: float = 1.0,
 ) -> list[NDArray[np.intp]]:
-    """Deal rows by where they were measured.
+    """Split rows by site.
 
-    Client k belongs to site k mod S of the S sorted sites. With ``own_share=1`` it gets rows of
-    that site only, drawn at random and returned in file order, which is time order for most
-    sensor data. With ``own_share < 1`` it gets that share of its rows from its own site and the
-    rest in equal parts from the others, in random order: 0.7 with 500 rows and four sites is
-    350 + 3 x 50 rows, the Air experiment of POF-MKL.
+    Client k belongs to site k mod S of the S sorted sites. With ``own_share=1`` it gets random rows
+    of that site, in file order. With a smaller share the other rows come in equal parts from other
+    sites, in random order: 0.7 of 500 rows at four sites is 350 + 3 x 50 rows (Air in POF-MKL).
 
     Parameters
     ----------
     site : array of int or str, shape (n,)
-        The site of each row.
+        Site of each row.
     clients, seed, rows_per_client, own_share
-        As in :func:`split_rows`; ``own_share < 1`` needs ``rows_per_client``.
-
-    Raises
-    ------
-    TableError
-        If the data or one of the sites has too few rows.
-    OptionError
-        If a count is below 1, ``own_share`` is outside [0, 1], or it is below 1 without
-        ``rows_per_client``.
+        See :func:`split_rows`; ``own_share < 1`` needs ``rows_per_client``.
     """
     site = np.asarray(site)
     _check_counts(site.size, clients, rows_per_client)
@@ -167,27 +141,19 @@ def split_dirichlet(
     rows_per_client: int | None = None,
     alpha: float = 0.5,
 ) -> list[NDArray[np.intp]]:
-    """Deal rows with skewed labels, in random order.
+    """Split rows with skewed labels, in random order.
 
-    The classes are the distinct labels when there are at most 20 of them, else ten quantile
-    bins. With ``rows_per_client`` each client in turn draws class proportions from a symmetric
-    Dirichlet distribution, and a class that has run out is replaced by rows that are left.
-    Without, each class is divided among the clients in Dirichlet proportions, and a client that
-    would be empty gets one row of the largest client.
+    Classes are the labels if there are at most 20, else ten quantile bins. With
+    ``rows_per_client`` each client chooses class proportions from a Dirichlet distribution;
+    exhausted classes are replaced by others. Without, each class is divided in Dirichlet
+    proportions, and an empty client gets a row of the largest.
 
     Parameters
     ----------
     y : array of float, shape (n,)
-        The labels.
+        Labels.
     clients, seed, rows_per_client, alpha
-        As in :func:`split_rows`.
-
-    Raises
-    ------
-    TableError
-        If there are too few rows.
-    OptionError
-        If a count is below 1 or ``alpha`` is not positive.
+        See :func:`split_rows`.
     """
     y = np.asarray(y)
     _check_counts(y.size, clients, rows_per_client)
@@ -224,7 +190,7 @@ def _check_counts(rows: int, clients: int, rows_per_client: int | None) -> None:
 
 
 def _cut(pools: list[NDArray[np.intp]], counts: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Return rows of each client: so many of each pool, ``counts[client, pool]``, in order."""
+    """Return ``counts[client, pool]`` rows of each pool for each client, in order."""
     return [
         np.concatenate(
             [pool[end - n : end] for pool, end, n in zip(pools, ends, each, strict=True)]
@@ -243,7 +209,7 @@ def _check_site(s: int, pools: list[NDArray[np.intp]], needed: int) -> None:
 
 
 def _largest_remainder(quotas: NDArray[np.float64], total: int) -> NDArray[np.intp]:
-    """Round quotas to integers that sum to ``total``; ties go to the first."""
+    """Round quotas to integers with sum ``total``; first ones win ties."""
     counts = np.floor(quotas + 1e-9).astype(np.intp)
     order = np.argsort(-np.round(quotas - counts, 9), kind="stable")
     counts[order[: total - counts.sum()]] += 1
@@ -251,7 +217,7 @@ def _largest_remainder(quotas: NDArray[np.float64], total: int) -> NDArray[np.in
 
 
 def _classes(y: NDArray[Any]) -> NDArray[np.intp]:
-    """Return the class 0..k-1 of each row: its label, or its quantile bin."""
+    """Return the class of each row: label or quantile bin."""
     distinct, codes = np.unique(y, return_inverse=True)
     if distinct.size > _MAX_CLASSES:
         edges = np.quantile(y, np.arange(1, _QUANTILE_BINS) / _QUANTILE_BINS)
@@ -262,7 +228,7 @@ def _classes(y: NDArray[Any]) -> NDArray[np.intp]:
 def _divide_classes(
     pools: list[NDArray[np.intp]], clients: int, alpha: float, rng: np.random.Generator
 ) -> NDArray[np.intp]:
-    """Return how many rows of each class a client gets: a share of all of them."""
+    """Return counts of rows by client and class, from shares of all rows."""
     counts = np.empty((clients, len(pools)), np.intp)
     for place, pool in enumerate(pools):
         shares = rng.dirichlet(np.full(clients, alpha))
@@ -278,7 +244,7 @@ def _draw_classes(
     alpha: float,
     rng: np.random.Generator,
 ) -> NDArray[np.intp]:
-    """Return how many rows of each class a client gets: of as many rows as others have."""
+    """Return counts of rows by client and class, with equal totals."""
     counts, left = np.empty((clients, len(pools)), np.intp), np.array([p.size for p in pools])
     for k in range(clients):
         wanted = rng.multinomial(rows_per_client, rng.dirichlet(np.full(left.size, alpha)))
