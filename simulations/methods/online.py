@@ -104,17 +104,6 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
                 found["data"]["missing"] = "error"
         return found
 
-    def check(self, config: Config) -> None:
-        """Refuse options that cannot work before any data is read.
-
-        Raises
-        ------
-        OptionError
-        """
-        data = config["data"]
-        ranges = "range" if data["scaling"] == "auto" else data["scaling"]
-        super().check({**config, "data": {**data, "scaling": ranges}})
-
     def measure(
         self, strategy: OnlineStrategy, prepared: Streams, config: Config
     ) -> dict[str, Any]:
