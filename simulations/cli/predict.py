@@ -31,7 +31,7 @@ class PredictOptions:
     data : str or None
         File with the columns of the training data.
     party : list of str
-        File of a party, once for each, instead of --data; matched by --id.
+        File of a party, once for each; rows are matched by --id.
     id_column : str or None
         Column of record ids (default: that of the run, or row numbers).
     out : str or None

@@ -20,12 +20,14 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.encoding import Encoder, Explanation
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.judging.figures import Calibration
-from fedkern_flwr.tables.table import Table
+from fedkern_flwr.tables.table import Table, how_many
 
 from ...strategies import Method
 from ..run.data import Prepared
 from ..run.judging_plots import plot_judged, plot_predicted
+from ..run.party_files import PartyFiles
 from .labelled_data import (
     LabelledSettings,
     constant_columns,
@@ -172,6 +174,17 @@ class DealtTable:
         sources = self.scaling["sources"]
         parts = np.array_split(np.unique(sources), count)
         return tuple(np.flatnonzero(np.isin(sources, part)) for part in parts)
+
+    def columns_of(
+        self, files: PartyFiles | None, count: int, holders: str
+    ) -> tuple[NDArray[np.intp], ...]:
+        """Return the columns of each file, or an even share for each of so many holders."""
+        if files is not None:
+            return files.parts(self.source_names)
+        if self.width < count:
+            text = f"{how_many(self.width, 'column')} cannot be dealt to {count} {holders}"
+            raise OptionError(text, code="FK-COLUMNS-FEW")
+        return self.share(count)
 
     def names(self, parts: Iterable[NDArray[np.intp]]) -> list[list[str]]:
         """Return the column names of each part."""

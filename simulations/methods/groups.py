@@ -332,13 +332,9 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
         if not vertical:
             blocks: tuple[NDArray[np.intp], ...] = (np.arange(len(found.columns)),)
             holders = (deal_rows(settings, table, train, settings.users, seed),)
-        elif found.width < len(sizes):
-            raise OptionError(
-                f"{how_many(found.width, 'column')} cannot be dealt to {len(sizes)} groups",
-                code="FK-COLUMNS-FEW",
-            )
         else:
-            blocks, first = found.share(len(sizes)), np.cumsum([0, *sizes[:-1]])
+            blocks = found.columns_of(None, len(sizes), "groups")
+            first = np.cumsum([0, *sizes[:-1]])
             seeds = [derive_seed(seed, "group", g) for g in range(len(sizes))]
             holders = tuple(
                 start + deal_rows(settings, table, train, size, own)

@@ -249,15 +249,7 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         settings, files = self.settings, self.settings.files
         names = [OWN_BLOCK] * settings.own_block
         names += [f"centre {c + 1}" for c in range(settings.centres)]
-        if files is not None:
-            parts = files.parts(found.source_names)[not settings.own_block :]
-        elif found.width < len(names):
-            raise OptionError(
-                f"{how_many(found.width, 'column')} cannot be dealt to {len(names)} blocks",
-                code="FK-COLUMNS-FEW",
-            )
-        else:
-            parts = found.share(len(names))
+        parts = found.columns_of(files, len(names), "blocks")[-len(names) :]
         blocks = dict(zip(names, parts, strict=True))
         keep = np.isfinite(found.y)
         if settings.own_block:

@@ -15,7 +15,7 @@ from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.kernels.random_features import draw_directions, draw_offsets
 from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.options import check_memory
-from fedkern_flwr.tables.table import Table, how_many
+from fedkern_flwr.tables.table import Table
 from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE, MissingRows
 
 from ...clients import VerticalKernelClient
@@ -179,15 +179,7 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
     def deal(self, found: DealtTable, table: Table, seed: int) -> Columns:
         """Deal columns to parties, and labels to active ones."""
         settings, files = self.settings, self.settings.files
-        if files is not None:
-            parts = files.parts(found.source_names)
-        elif found.width < settings.parties:
-            raise OptionError(
-                f"{how_many(found.width, 'column')} cannot be dealt to {settings.parties} parties",
-                code="FK-COLUMNS-FEW",
-            )
-        else:
-            parts = found.share(settings.parties)
+        parts = found.columns_of(files, settings.parties, "parties")
         owner, actives = np.zeros(len(found.y), np.intp), settings.active_parties
         for part in (found.train, ~found.train):
             owner[part] = np.arange(int(part.sum())) % actives

