@@ -262,8 +262,8 @@ def _explain(screen: Screen, values: dict[str, Any], columns: list[dict[str, Any
     if values.get("explain_columns") and columns:
         heads = ("column", "kind", "text", "outputs")
         rows = [[escape(str(one[head])) for head in heads] for one in columns]
-        titles = ["column", "holds", "became", "columns"]
-        screen.table("What became of the columns", titles, rows, text=3)
+        titles = ["column", "type", "encoding", "columns"]
+        screen.table("Encoding of the columns", titles, rows, text=3)
 
 
 def show_tables(screen: Screen, result: Mapping[str, Any]) -> None:

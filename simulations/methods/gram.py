@@ -197,12 +197,12 @@ _COLUMNS = {
     "error": common.metric(
         "error of K",
         "max_abs_error",
-        reading="Error of K: largest difference of an entry of the Gram matrix from that of pooled "
+        reading="Error of K: max. difference of an entry of the Gram matrix from that of pooled "
         "data; counts are exact, features are rounded.",
         pooled=True,
     ),
     "difference": common.to_pooled(
-        "To pooled: largest difference of an output of the machine that the coordinator trains on "
+        "To pooled: max. difference of an output of the machine that the coordinator trains on "
         "the kernel from that of the same machine on pooled, rounded features."
     ),
     "items": common.metric("items", "items", 0),
@@ -291,8 +291,8 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
         common.Shown("gamma", "gamma", common.short),
         common.Shown("cost", "C, or lambda", common.short),
         common.DIFFERENCE,
-        common.Shown("max_abs_error", "largest error of K", common.scientific),
-        common.Shown("error_bound", "  bound of rounding", common.scientific, zero=False),
+        common.Shown("max_abs_error", "max. error of K", common.scientific),
+        common.Shown("error_bound", "  bound of rounding errors", common.scientific, zero=False),
     )
     own_options = of_fields(MachineOptions)
 

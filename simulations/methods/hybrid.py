@@ -347,7 +347,7 @@ def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
     wards = result.get("matched", {}).get("hospitals", {}).values()
     dropped = sum(ward["dropped_rows"] for ward in wards)
     lacking = sum(sum(ward["rows_without_block"].values()) for ward in wards)
-    found = (("rows left out for a missing block", dropped), ("missing blocks of rows", lacking))
+    found = (("rows dropped for a missing block", dropped), ("missing blocks", lacking))
     return [[text, str(count)] for text, count in found if count]
 
 
@@ -372,7 +372,7 @@ _COLUMNS = {
     **{f"stop epoch {t}": _stop_epoch(t) for t in ("1e-3", "1e-4", "1e-6")},
     "residual": common.metric("residual", "residual"),
     "difference": common.to_pooled(
-        "To pooled: largest difference of a prediction from that of the pooled solution in "
+        "To pooled: max. difference of a prediction from that of the pooled solution in "
         "float64, where the labels of a regression are scaled to [-1, 1]."
     ),
     "reconstruction": common.Column(tuple(ATTACKS.values()), _reconstruction),

@@ -201,7 +201,7 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
                     "of the last tenth up to t": recent,
                 },
                 folder / "mean_squared_error.png",
-                title="Prediction error so far, and of late",
+                title="Prediction error so far and of the last tenth",
                 xlabel="samples per client t",
                 ylabel="error (MSE) of predictions",
                 marks={"error rises": rises(history)},

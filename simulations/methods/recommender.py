@@ -68,7 +68,7 @@ _COLUMNS = {
         reading="Users: those with ratings in the kernel; all get recommendations.",
     ),
     "difference": common.to_pooled(
-        "To pooled: largest difference of these figures from those of the same learner on pooled "
+        "To pooled: max. difference of these figures from those of the same learner on pooled "
         "data with the same users and items in the matrix."
     ),
     "kernel-error": common.metric("error after the last round", "kernel_error"),
@@ -96,7 +96,7 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
         common.Shown("item-knn ndcg@10", "  of item-kNN, pooled"),
         common.Shown("recall@20", "recall@20"),
         common.Shown(COVERAGE, "coverage@10"),
-        common.Shown("evaluated_users", "users judged", 0),
+        common.Shown("evaluated_users", "evaluated users", 0),
         common.DIFFERENCE,
     )
     checked = ("centralised_difference", COVERAGE)

@@ -191,7 +191,7 @@ _COLUMNS = {
     "accuracy": common.accuracy(4),
     "rmse": common.rmse(4),
     "difference": common.to_pooled(
-        "To pooled: largest difference of a prediction from that of the same training on pooled "
+        "To pooled: max. difference of a prediction from that of the same training on pooled "
         "data with the same directions, where the labels of a regression are scaled to [-1, 1]; it "
         "comes from rounding phases."
     ),
@@ -328,7 +328,10 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
         """Return what the server saw, and dropped rows."""
         rows = [["the server saw", "masked phases, which rows belong together"]]
         dropped = result.get("matched", {}).get("dropped_rows", 0)
-        return [*rows, *([["rows left out, a party lacks them", str(dropped)]] if dropped else [])]
+        return [
+            *rows,
+            *([["rows dropped because a party lacks them", str(dropped)]] if dropped else []),
+        ]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the test error over iterations."""

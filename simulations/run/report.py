@@ -21,10 +21,10 @@ from fedkern_flwr.errors import OptionError
 
 REPORT = "report.html"
 _CAPTIONS = {
-    "confusion_plot": "Confusion matrix of the held-out rows: true classes and predicted ones",
+    "confusion_plot": "Confusion matrix of the held-out rows: true and predicted classes",
     "roc_plot": "ROC curves on the held-out rows",
-    "calibration_plot": "Calibration: predicted probabilities and shares of the class",
-    "predicted_plot": "Predicted and true labels of held-out rows, with intervals",
+    "calibration_plot": "Calibration: predicted probabilities and observed shares of the class",
+    "predicted_plot": "Predicted and true labels of held-out rows, with prediction intervals",
 }
 #: Part of a run -> what the bar of its time calls it, and the colour, one of Okabe and Ito's.
 _PARTS = {
@@ -34,7 +34,7 @@ _PARTS = {
     "judge": ("evaluation", "#009e73"),
     "plots": ("plots", "#cc79a7"),
 }
-_HEADS = {"column": "column", "kind": "holds", "text": "became", "outputs": "columns"}
+_HEADS = {"column": "column", "kind": "type", "text": "encoding", "outputs": "columns"}
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def write_run_report(
         blocks.append(BarBlock("Time of the command by part", parts))
     if columns := result["columns"]:
         cells = [[str(one[name]) for name in _HEADS] for one in columns]
-        blocks.append(TableBlock("What became of the columns", [*_HEADS.values()], cells))
+        blocks.append(TableBlock("Encoding of the columns", [*_HEADS.values()], cells))
     for name, path in result["artifacts"].items():
         if path.endswith(".png"):
             caption = _CAPTIONS.get(name, name.removesuffix("_plot").replace("_", " ").capitalize())

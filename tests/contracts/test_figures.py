@@ -31,7 +31,7 @@ NAMED = {
     "regret_mean": "regret per client, mean", "regret_std": "regret per client, std",
     "recall@20": "recall@20", "coverage@10": "coverage@10", "rows": "rows summed",
     "popularity ndcg@10": "of the most popular items", "clients": "nodes summed",
-    "item-knn ndcg@10": "of item-kNN, pooled", "evaluated_users": "users judged",
+    "item-knn ndcg@10": "of item-kNN, pooled", "evaluated_users": "evaluated users",
     "explained": "share of the variance explained", "test_explained": "of held-out rows",
 }  # fmt: skip
 DIGITS = {"test_set_size": 2, "regret_mean": 3, "regret_std": 3, "rows": 0, "clients": 0}

@@ -439,7 +439,7 @@ CHECKS = {
     "fed-cg": ("centralised_difference", "difference to pooled model"),
     "fdskl": ("centralised_difference", "difference to pooled model"),
     "hierarchical-svm": ("centralised_objective", "of the pooled optimum"),
-    "secure-gram": ("max_abs_error", "largest error of K"),
+    "secure-gram": ("max_abs_error", "max. error of K"),
     "fed-cfk": ("coverage@10", "pooled"),
 }
 

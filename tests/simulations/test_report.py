@@ -176,7 +176,7 @@ def test_a_run_leaves_a_page_with_its_columns_figures_and_plots(tables: Any, com
     numbers = dict(zip("abc", x.T, strict=True)) | {"y": x.sum(axis=1)}
     Path("o").rename("first")
     page = run_page(tables, commands, numbers, "y")
-    assert "Predicted and true labels of held-out rows, with intervals" in page
+    assert "Predicted and true labels of held-out rows, with prediction intervals" in page
     assert page.count("data:image/png") == 1
 
 
