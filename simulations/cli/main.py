@@ -26,7 +26,7 @@ _NOWHERE = click.Context(click.Command(""))
 #: Command -> module with its ``command``, and what it does.
 _COMMANDS = {
     "run": ("run", "Run one method on one data set."),
-    "compare": ("compare", "Compare methods on a table of your own, or on that of a preset."),
+    "compare": ("compare", "Compare methods on your own table, or on that of a preset."),
     "predict": ("predict", "Predict new rows with the model of an earlier run."),
     "export": ("export", "Write a model of an earlier run as ONNX, skops or JSON."),
     "deploy-local": ("deploy", "Run one method on a SuperLink and SuperNodes of this machine."),
@@ -34,7 +34,7 @@ _COMMANDS = {
         "init",
         "Copy the Flower app of a method to a folder, where 'flwr run .' runs it at once.",
     ),
-    "audit": ("audit", "Try the known attacks on the papers' protocols and on the defaults."),
+    "audit": ("audit", "Run the known attacks on the protocols of the papers and on the defaults."),
     "new-method": (
         "new_method",
         "Write a package with a method of your own: a working example to change, with its test.",

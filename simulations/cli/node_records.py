@@ -30,7 +30,7 @@ CONNECTED, NOT_CONNECTED, NOT_RUNNING = 0, 1, 3
 
 _STUCK = "stuck"
 _STATES = {CONNECTED: "connected", NOT_CONNECTED: "not connected", NOT_RUNNING: "not running"}
-_METHOD = 18  # characters of the name of a method in a line
+_WIDTH, _METHOD = 100, 18  # characters of a line, and of the name of a method in it
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
 #: What a prediction with the model of the run needs of a node.
 _MODEL = (".model", ".weights", ".state")
@@ -272,7 +272,11 @@ def show_ledger(asked: LedgerOptions) -> None:
 
 def _show_all(state_dir: Path, ledger: NodeLedger, runs: list[RunSummary]) -> None:
     heads = ("run", "opened (UTC)", "method", "rows", "parties", "figures", "refused", "epsilon")
-    print_table((*heads, "sums"), [(*_cells(run), ", ".join(run.sums) or "-") for run in runs])
+    lines = [heads, *map(_cells, runs)]
+    widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
+    for line, names in zip(lines, [("sums",), *(run.sums for run in runs)], strict=True):
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        click.echo("".join(cells) + _short(", ".join(names) or "-", _WIDTH - sum(widths)))
     refused = [
         (str(number) if number else "-", rule, str(times))
         for number, rule, times in ledger.refusals()
