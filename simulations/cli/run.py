@@ -53,7 +53,9 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         folder, config = open_run(Path(values["resume"]))
         if config["method"] != name:
             raise OptionError(
-                f"{folder.path} holds a run of {config['method']}", code="FK-RUN-OTHER"
+                f"{folder.path} holds a run of {config['method']}",
+                remedy=f"use fedkern run {config['method']} --resume {folder.path}",
+                code="FK-RUN-OTHER",
             )
         complete_settings(folder, config)
         check_ray_address(config["engine"], address)

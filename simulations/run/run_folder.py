@@ -44,7 +44,11 @@ class RunFolder:
                 f"{path} is not empty and not the folder of a run", code="FK-FOLDER-USED"
             )
         if folder.unfinished and not force:
-            raise OptionError(f"{path} holds an unfinished run", code="FK-FOLDER-UNFINISHED")
+            raise OptionError(
+                f"{path} holds an unfinished run",
+                remedy=f"continue with --resume {path}, or choose another --out",
+                code="FK-FOLDER-UNFINISHED",
+            )
         if (path / "result.json").exists() and not force:
             raise used(path)
         make_folder(path, "--out")
