@@ -117,7 +117,7 @@ class Method(Strategy):
     resume : bool (default: False)
         Continue from the checkpoint.
     threshold : int, optional
-        Secure sums: t, least number of clients in a sum. Default: floor(2 K / 3) + 1. It also
+        Secure sums: least number of clients in a sum, t (default: floor(2 K / 3) + 1). It also
         decides how many colluding clients could open another's vector, see
         :mod:`fedkern_flwr.secure_sum.membership`.
     min_cohort : int (default: 2)
@@ -728,21 +728,18 @@ class PrivateMethod(Method):
 
     privacy_epsilon: float | None = option(
         None,
-        "Add noise to all that is released, so that a run costs no more than this epsilon; by "
-        "default none is added. The options of a run and the ranges of its columns are taken to be "
-        "public.",
+        "Add noise so that the run costs at most this epsilon.",
         above=0.0,
     )
     privacy_delta: float = option(
-        1e-5, "The delta that belongs to it: far less than one over the rows.", above=0.0, below=1.0
+        1e-5, "Delta of the budget: far less than one over the rows.", above=0.0, below=1.0
     )
     privacy_unit: Literal["row", "party"] = option(
-        "row", "What epsilon is about: one record, or all records of a party."
+        "row", "Unit of epsilon: one record, or all records of a party."
     )
     privacy_colluders: int = option(
         1,
-        "Parties that may subtract the noise that they added themselves: the others add as much "
-        "more.",
+        "Parties that may collude: the others add more noise.",
         least=0,
     )
 

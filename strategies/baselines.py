@@ -36,7 +36,7 @@ class OFMKLAvg(KernelLearning, OnlineStrategy, PrivateMethod):
 
     features: int = option(
         9,
-        "D, random frequencies per kernel; 2 N D stays below the paper's cap of 1000 numbers.",
+        "Random frequencies per kernel, D (paper: 2 N D up to 1000).",
         least=1,
     )
 
@@ -54,8 +54,8 @@ class OFSKL(KernelLearning, OnlineStrategy, PrivateMethod):
     fixed = OnlineStrategy.fixed | {"kernels", "bandwidths"}
     weighs = "alike"
 
-    bandwidth: float = option(10.0, "The kernel's bandwidth.", above=0.0, of_model=False)
-    features: int = option(100, "D, random frequencies.", least=1)
+    bandwidth: float = option(10.0, "Bandwidth of the kernel.", above=0.0, of_model=False)
+    features: int = option(100, "Random frequencies, D.", least=1)
 
     def __init__(self, **common: Any) -> None:
         super().__init__(kernels=1, bandwidths=None, **common)
@@ -85,11 +85,11 @@ class VMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
 
     features: int = option(
         9,
-        "D, random frequencies per kernel; 2 N D stays below the paper's cap of 1000 numbers.",
+        "Random frequencies per kernel, D (paper: 2 N D up to 1000).",
         least=1,
     )
     loss_aggregation: LossAggregation = option(
-        "mean", "The clients' losses enter the weights as their mean or their sum."
+        "mean", "Losses of the clients enter the weights as mean or sum."
     )
 
 
@@ -111,14 +111,13 @@ class EMKOFL(KernelLearning, OnlineStrategy, PrivateMethod):
     in_sums = "gradients, losses and statistics"
     server_sees = _LOSSES
 
-    features: int = option(100, "D, random frequencies per kernel.", least=1)
+    features: int = option(100, "Random frequencies per kernel, D.", least=1)
     loss_aggregation: LossAggregation = option(
-        "sum", "The clients' losses enter the weights as their sum or their mean."
+        "sum", "Losses of the clients enter the weights as sum or mean."
     )
     importance_weighting: bool = option(
         True,
-        "Divide gradients by the probability of the draw. With the paper's step size this "
-        "diverges: eta divided by a probability of 0.1 / N exceeds the largest stable step by far.",
+        "Divide gradients by kernel probabilities; diverges with the paper's step size.",
     )
 
     def request(self, stream: dict[str, Any]) -> wire.DrawnRequest:
@@ -225,7 +224,7 @@ class PerFedAvg(OnlineStrategy):
     learns = "parameters"
 
     inner_step: float | None = option(
-        None, "Step size of the adaptation, by default 1/sqrt(T).", least=0.0
+        None, "Step size of the adaptation (default: 1/sqrt(T)).", least=0.0
     )
 
     @property

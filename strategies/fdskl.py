@@ -115,52 +115,49 @@ class FDSKL(Judges):
         {"min_clients", "max_missed", "threshold", "min_cohort"}
     )
 
-    schedule: Schedule = option("one-shot", "All phases at once, or an iteration per exchange.")
+    schedule: Schedule = option(
+        "one-shot", "All phases in one exchange, or an exchange per iteration."
+    )
     features: int | None = option(
         None,
-        "Of one-shot: R, directions in all; by default 2000, of numbers 1000.",
+        "One-shot: directions in all, R (default: 2000; 1000 for numbers).",
         least=1,
         most=MOST_DIRECTIONS,
     )
     directions: int = option(
         None,
-        "Of streaming: r, new directions per iteration, by default 16; the paper's is 1.",
+        "Streaming: new directions per iteration, r (default: 16; paper: 1).",
         least=1,
     )
-    batch: int = option(
-        None, "Of streaming: B, rows per iteration, by default 64; the paper's is 1.", least=1
-    )
+    batch: int = option(None, "Streaming: rows per iteration, B (default: 64; paper: 1).", least=1)
     step: float | None = option(
         None,
-        "Of streaming: gamma; by default 0.5 for the square loss, 4 for logistic, 2 for smooth "
-        "hinge.",
+        "Streaming: step size (default: by loss, 0.5 square, 4 logistic, 2 smooth-hinge).",
         above=0.0,
     )
     step_schedule: StepSchedule = option(
-        None, "Of streaming: a constant step, the default, or gamma / (1 + gamma lambda t)."
+        None, "Streaming: constant step (default), or gamma / (1 + gamma lambda t)."
     )
     loss: Loss | None = option(
-        None, "Loss (Table 1); by default smooth hinge for classes, square for numbers."
+        None, "Loss, Table 1 (default: smooth-hinge for classes, square for numbers)."
     )
-    kernel: Kernel = option("rbf", "exp(-gamma d) of squared Euclidean or of absolute distances d.")
+    kernel: Kernel = option(
+        "rbf", "Kernel exp(-gamma d) of squared Euclidean or of absolute distances d."
+    )
     gamma: float | None = option(
-        None, "Width; by default chosen by cross-validation, or 1 / number of columns.", above=0.0
+        None, "Width of the kernel (default: chosen by cross-validation).", above=0.0
     )
     regularization: float | None = option(
-        None, "lambda; by default chosen by cross-validation, or 1e-4.", above=0.0
+        None, "Penalty lambda (default: chosen by cross-validation, or 1e-4).", above=0.0
     )
-    intercept: bool = option(
-        True, "Of one-shot: add a constant to the kernel of classes whose width is chosen."
-    )
+    intercept: bool = option(True, "One-shot: add a constant to the kernel for classes.")
     phase_bits: int | None = option(
-        None, "Bits of a phase, 16 or 32; by default 16, of numbers in one-shot 32."
+        None, "Bits of a phase (default: 16; 32 for numbers in one-shot)."
     )
-    missing: MissingRows = option(
-        "error", "Rows that some party does not hold: refuse the run, or leave them out."
-    )
+    missing: MissingRows = option("error", "Rows that a party lacks: refuse the run, or drop them.")
     evaluate_every: int | None = option(
         None,
-        "Of streaming: iterations between evaluations; by default only the last model's.",
+        "Streaming: iterations between evaluations (default: only the last model).",
         least=1,
         of_model=False,
     )

@@ -71,18 +71,16 @@ class FedCFK(SecureGram):
 
     learner: Learner = option(
         None,
-        "What ranks the items; by default ease, and cf-komd with another kernel than the cosine or "
-        "without the mean.",
+        "Recommender (default: ease for the cosine kernel, else cf-komd).",
     )
-    kernel: KernelName = option("cosine", "Of cf-komd and knn: the kernel between items.")
+    kernel: KernelName = option("cosine", "CF-KOMD and kNN: kernel between items.")
     regularization: float = option(
         None,
-        "lambda of the learner, by default chosen by each node with ratings of its users that it "
-        "holds out of the ranking, from 200 (ease) or 0.1 (cf-komd) on.",
+        "Penalty lambda (default: chosen at each node on held-out ratings).",
         above=0.0,
     )
-    subtract_mean: bool = option(True, "Of cf-komd: whether q is subtracted from the scores.")
-    neighbours: int = option(None, "Of knn, by default 100.", least=1)
+    subtract_mean: bool = option(True, "CF-KOMD: subtract q from the scores.")
+    neighbours: int = option(None, "KNN: number of neighbours (default: 100).", least=1)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -117,62 +117,59 @@ class FedCG(PrivateMethod, Judges):
 
     landmarks: int | Literal["auto"] = option(
         "auto",
-        "m, number of random landmarks. Auto: 20 to 400, as the nodes' release limits allow.",
+        "Random landmarks, m (auto: 20 to 400, within the release limits).",
         least=1,
         most=MOST_LANDMARKS,
     )
     sampling: Literal[Sampling, "auto"] = option(
         "auto",
-        "Landmarks uniform (U), normal (N), or normal with the block's covariance (C). Auto: C for "
-        "blocks of one holder, U for others.",
+        "Landmarks: uniform, normal, or normal with covariance (auto: C or U).",
     )
     basis: Literal["landmarks", "fourier"] = option(
-        "landmarks", "Kernel columns of landmarks, or random Fourier features, as privacy needs."
+        "landmarks",
+        "Kernel columns of landmarks, or random Fourier features (for privacy budgets).",
     )
     kernel: ProductKernel = option(
-        "rbf", "exp(-gamma d) of squared Euclidean or of absolute distances d."
+        "rbf", "Kernel exp(-gamma d) of squared Euclidean or of absolute distances d."
     )
-    gamma: float | None = option(None, "Width; by default chosen, see tune.", above=0.0)
+    gamma: float | None = option(
+        None, "Width of the kernel (default: chosen, see tune).", above=0.0
+    )
     landmark_gamma: bool = option(
-        False, "A random width per landmark, log-uniform in [gamma / 2, 2 gamma] (eq. 4.1)."
+        False, "A random width per landmark, in [gamma / 2, 2 gamma] (eq. 4.1)."
     )
     regularization: float | None = option(
-        None, "lambda; by default chosen, see tune, or 1e-3.", above=0.0
+        None, "Penalty lambda (default: chosen, see tune, or 1e-3).", above=0.0
     )
     tune: Literal["auto", "folds", "gcv", "off"] = option(
-        "auto", "How gamma and regularization are chosen. Auto: the better that the nodes allow."
+        "auto", "How gamma and lambda are chosen (auto: best that nodes allow)."
     )
-    penalty: Penalty = option(
-        "ridge", "lambda I (eq. 2.9) or lambda K_mm with the pseudo-inverse (eq. 2.10)."
-    )
+    penalty: Penalty = option("ridge", "Penalty lambda I (eq. 2.9) or lambda K_mm (eq. 2.10).")
     solver: Literal["auto", "normal-equations", "cg"] = option(
         "auto",
-        "Sum the normal equations once, or iterate conjugate gradients. Auto: the former up to "
-        "1000 landmarks.",
+        "Normal equations or conjugate gradients (auto: equations up to 1000 landmarks).",
         of_model=False,
     )
     preconditioner_rank: int | None = option(
         None,
-        "Of cg: rank of the Nystrom preconditioner, 0 for none. By default 200, at most m / 2.",
+        "CG: rank of the Nystrom preconditioner, 0 for none (default: 200).",
         of_model=False,
     )
     init: Literal["zero", "random"] = option(
-        "zero", "Of cg: where to start; random is standard normal, as in the paper."
+        "zero", "CG: start at zero, or at random normal numbers as the paper."
     )
     tolerance: float = option(
-        1e-10, "Of cg: the residual relative to K^T y at which to stop.", above=0.0, below=1.0
+        1e-10, "CG: stop at this residual, relative to K^T y.", above=0.0, below=1.0
     )
     missing: MissingBlocks = option(
-        "error", "Rows that lack a block: refuse the run, drop them, or take its factor as one."
+        "error", "Rows that lack a block: refuse, drop, or set its factor to one."
     )
     allow_single: bool = option(
         False, "Allow what shows values of a single hospital or centre.", of_model=False
     )
-    distance_bits: int = option(
-        64, "Bits of a number in the sums of distances: 64, or 32, half as large and less exact."
-    )
+    distance_bits: int = option(64, "Bits of a number in sums of distances; 32 is less exact.")
     variance: bool = option(
-        False, "Of numbers: predict variances as well; the model then shows K^T K."
+        False, "Numbers: predict variances as well; the model then holds K^T K."
     )
 
     def __init__(self, **options: Any) -> None:

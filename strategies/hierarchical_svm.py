@@ -82,8 +82,8 @@ class HierarchicalSVM(Judges, PrivateMethod):
     Parameters
     ----------
     model : {"linear", "rbf", "logistic", "ridge"} (default: "linear")
-        Linear SVM, SVM on random Fourier features of a Gaussian kernel, logistic or ridge
-        regression. More than two classes: one model per class against the rest.
+        Linear SVM, SVM on random features (rbf), logistic or ridge regression. More than two
+        classes have one model per class against the rest.
     step_sizes : sequence of float, optional
         First rho of each group.
     checkpoint_every : int (default: 10)
@@ -124,79 +124,61 @@ class HierarchicalSVM(Judges, PrivateMethod):
 
     partition: Partition = option(
         "horizontal",
-        "Users hold rows; or the users of a group rows of its block of columns.",
+        "Users hold rows, or users of a group rows of its columns.",
     )
     architecture: Architecture | None = option(
         None,
-        "Hierarchical: groups with an agent each. Centralised: all users around the server. By "
-        "default hierarchical where nodes are agents or in groups.",
+        "Groups with agents, or all users at the server (default: by groups).",
     )
     C: float | None = option(
         None,
-        "Weight of the losses. By default chosen of 0.01, 0.1, 1 and 10 by users' held-out folds "
-        "in the first 12 iterations; 1 where that cannot be, as in a vertical split or where the "
-        "nodes' release limits leave too few iterations.",
+        "Weight of the losses (default: chosen by held-out folds, or 1).",
         above=0.0,
     )
     class_weight: Literal["balanced"] | None = option(
         None,
-        "Balanced: rows of rare classes weigh more, so that each class counts as much as all "
-        "others together, as scikit-learn's balanced does for one class against the rest. Users' "
-        "counts of the classes are summed securely.",
+        "Balanced: weigh rows of rare classes more, as scikit-learn does.",
     )
     rho: float | None = option(
         None,
-        "First penalty of the users, by default C where it rises and 3 C otherwise, with rbf times "
-        "the root of the mean penalty of a weight.",
+        "First penalty of the users (default: from C).",
         above=0,
     )
     sigma: float | None = option(
-        None, "Penalty of the agents, by default rho times users per group.", above=0.0
+        None, "Penalty of the agents (default: rho times users per group).", above=0.0
     )
     rho_schedule: RhoSchedule | None = option(
         None,
-        "The penalty grows 20 times within 40 iterations, which is the default for one output; or "
-        "is scaled to each output's duals, which is the default for several, as of classes of "
-        "which some are rare; or follows the residuals; or stays, which is the default where rho "
-        "or step_sizes are given.",
+        "How the penalty changes (default: rising for one output, duals for several).",
     )
     relaxation: float = option(None, "Over-relaxation in [1, 2).", least=1.0, below=2.0)
     scale: Literal["standard", "none"] = option(
         "standard",
-        "The model penalises the weights of columns that are brought to mean 0 and variance 1, or "
-        "of the columns as they are; random features are made of them. Means and variances of all "
-        "users' rows are summed securely.",
+        "Penalise weights of standardised columns, or of columns as they are.",
     )
     features: int | None = option(
         None,
-        "Of rbf: number D of random frequencies. By default 500, fewer where the nodes' release "
-        "limits allow fewer.",
+        "RBF: random frequencies, D (default: 500, within the release limits).",
         least=1,
     )
-    gamma: float | None = option(
-        None, "Of rbf: width, by default 1 / number of columns.", above=0.0
-    )
+    gamma: float | None = option(None, "RBF: width (default: 1 / number of columns).", above=0.0)
     staleness: int = option(
         0,
-        "D: how many iterations a group may be ahead of the slowest. 0 is synchronous.",
+        "Iterations that a group may be ahead of the slowest, D.",
         least=0,
     )
     tolerance: float = option(
         None,
-        "The run ends when the relative primal and dual residuals are at most that, by default "
-        "0.01, where the objective is about 1e-3 from the optimum; in a vertical split the "
-        "relative duality gap, by default 1e-3.",
+        "Stop at this relative residual or gap (default: 0.01; vertical 1e-3).",
         above=0.0,
     )
     lost_groups: Literal["stop", "leave-out"] = option(
         "stop",
-        "What to do with a group whose agent or user does not answer: end the run, or go on "
-        "without the group.",
+        "If a group does not reply: stop, or continue without it.",
     )
     missing: MissingRows = option(
         "error",
-        "Of vertical splits: labelled rows that some group does not hold end the run, or are left "
-        "out.",
+        "Vertical: rows that a group lacks stop the run or are dropped.",
         of_model=False,
     )
     bound: float = option(
@@ -206,7 +188,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
         of_model=False,
     )
     allow_single: bool = option(
-        False, "Let agents see the models of users that are alone in their group.", of_model=False
+        False, "Let agents see the model of a user that is alone.", of_model=False
     )
 
     def __init__(

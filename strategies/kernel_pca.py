@@ -39,12 +39,11 @@ class KernelPCA(PrivateMethod):
     components: int = option(2, "Principal components.", least=1)
     features: int | None = option(
         None,
-        "D, random frequencies of the Gaussian kernel. By default 50, fewer where the nodes' "
-        "release limits allow fewer.",
+        "Random frequencies, D (default: 50, within the release limits).",
         least=1,
     )
     bandwidth: float | None = option(
-        None, "Width s of exp(-d^2 / (2 s^2)), by default sqrt(columns / 2).", above=0.0
+        None, "Width s of exp(-d^2 / (2 s^2)) (default: sqrt(columns / 2)).", above=0.0
     )
 
     def chosen_features(self, parties: Sequence[DescribeReply]) -> int:

@@ -79,14 +79,11 @@ class OnlineStrategy(Method):
 
     step_size: StepSize = option(
         "adaptive",
-        "``paper``: eta = eta_k = 1/sqrt(T). ``adaptive``: AdaGrad-norm for the parameters and "
-        "AdaHedge for the weights; nothing to tune.",
+        "Step size of the paper, 1/sqrt(T), or adaptive without tuning.",
     )
     samples_per_round: int | Auto = option(
         "auto",
-        "B, samples that a client takes per exchange; 1 is the paper. With auto 1 in plain runs, "
-        "and in secure ones as few as the release limit allows (see "
-        ":mod:`fedkern_flwr.planning`).",
+        "Samples per exchange, B (auto: 1, or the release limit; paper: 1).",
         least=1,
     )
     secure: bool | None = option(
@@ -98,14 +95,12 @@ class OnlineStrategy(Method):
     )
     drop_outs: bool = option(
         True,
-        "Of secure sums: whether a round goes on without clients that drop out, which costs an "
-        "exchange per round. Without, all clients must answer, or the round is lost.",
+        "Secure sums: continue without clients that drop out, in another exchange.",
         of_model=False,
     )
     stop_diverged: bool = option(
         True,
-        "The run stops, with its checkpoint, when its mean squared error so far is not finite, or "
-        "rises or ends beyond 2.5: ten times that of the mean of labels in [0, 1] at its worst.",
+        "Stop, with a checkpoint, if the mean squared error diverges.",
         of_model=False,
     )
 

@@ -50,20 +50,19 @@ class KernelOptions:
     run_seed: int
 
     kernels: int = option(
-        51, "N, Gaussian kernels with bandwidths from 1e-2 to 1e2.", least=1, of_model=False
+        51, "Gaussian kernels, N, with bandwidths from 1e-2 to 1e2.", least=1, of_model=False
     )
-    features: int = option(20, "D, random frequencies per kernel.", least=1)
+    features: int = option(20, "Random frequencies per kernel, D.", least=1)
     regularization: float = option(
-        1e-3, "lambda, weight of the squared norm of the parameters in the loss.", least=0.0
+        1e-3, "Penalty lambda on the squared norm of the parameters.", least=0.0
     )
     precision: Precision = option(
         "float32",
-        "Arithmetic of the features and of what travels; the server sums in float64.",
+        "Precision of features and messages; the server sums in float64.",
     )
     frequency_draw: FrequencyDraw | None = option(
         None,
-        "How random frequencies are drawn; by default ``independent`` with the paper's step size, "
-        "else ``orthogonal``, which estimates the kernels with less variance.",
+        "Random frequencies (default: orthogonal; independent with the paper's step size).",
     )
 
     def __init__(self, **common: Any) -> None:
@@ -104,7 +103,7 @@ class KernelLearning(KernelOptions):
     Parameters
     ----------
     bandwidths : sequence of float, optional
-        Bandwidths of the kernels, by default the paper's dictionary.
+        Bandwidths of the kernels (default: those of the paper).
     **common
         Options that the class declares, and those of ``Method``.
     """
@@ -124,15 +123,12 @@ class KernelLearning(KernelOptions):
 
     privacy_clip: float = option(
         private.CLIP,
-        "With a budget of privacy: c, how far the residual of a prediction counts. A smaller one "
-        "has less noise beside it and lets large errors pass for small ones.",
+        "With a privacy budget: bound c on the residual of a prediction.",
         above=0.0,
     )
     frequencies_per_round: int | Literal["all", "auto"] = option(
         "auto",
-        "Frequencies, of all kernels together, whose gradients are sent: all clients send those of "
-        "the same ones, drawn publicly each round. With auto all in plain runs, and in secure ones "
-        "as many as the rule of counting allows.",
+        "Frequencies with gradients in a round (auto: all, or the release limit).",
         least=1,
     )
 
@@ -300,29 +296,27 @@ class POFMKL(KernelLearning, OnlineStrategy, PrivateMethod):
 
     kernels_per_round: int | None = option(
         None,
-        "M, kernels whose gradients a client sends. By default all N with secure sums and a "
-        "private subset, which costs the same and leaves no kernel to few clients; else 25, or N "
-        "if less.",
+        "Kernels per round of a client, M (default: by selection).",
         least=1,
     )
     features: int = option(
         20,
-        "D, random frequencies per kernel. The paper caps 2 M D at 1000 numbers.",
+        "Random frequencies per kernel, D (paper: 2 M D up to 1000).",
         least=1,
     )
     exploration: float = option(
-        1.0, "xi in (0, 1]; with 1 all kernels are equally likely.", above=0.0, most=1.0
+        1.0,
+        "Exploration xi in (0, 1]; with 1, all kernels are equally likely.",
+        above=0.0,
+        most=1.0,
     )
     selection: Selection | None = option(
         None,
-        "How a client chooses its kernels: the bins of Algorithm 1, or exactly M kernels, each "
-        "with a probability of its own. By default ``bins`` with the paper's step size, else "
-        "``subset``.",
+        "Draw kernels by Algorithm 1 (bins), or exactly M (subset).",
     )
     subset: Subset = option(
         "private",
-        "``shared``: all clients send the gradients of the same M kernels, drawn publicly each "
-        "round. With secure sums a round then costs 2 M D numbers of a client instead of 2 N D.",
+        "Private: each client chooses its kernels; shared: all send the same.",
     )
 
     def __init__(self, **options: Any) -> None:

@@ -74,42 +74,35 @@ class POFRLS(OnlineStrategy, PrivateMethod):
     kernels: int = option(1, "Gaussian kernels, of widths a power of two apart.", least=0)
     features: int = option(
         20,
-        "D, random frequencies per kernel. Fewer are summed where "
-        "the rule of counting allows no more in 50 samples per message.",
+        "Random frequencies per kernel, D, within the release limits.",
         least=1,
     )
     width: float | None = option(
         None,
-        "Width of the first kernel; by default twice the root mean squared distance of rows, which "
-        "the first sums of raw columns tell, and 2 where these are not summed.",
+        "Width of the first kernel (default: from distances of rows, or 2).",
         above=0.0,
     )
     regularization: float = option(
-        1e-3, "lambda, weight of the squared norm of the coefficients.", above=0.0
+        1e-3, "Penalty lambda on the squared norm of the coefficients.", above=0.0
     )
     forgetting: float = option(
         0.98,
-        "Share of what is remembered from one sample of a client to the next: of each learner one "
-        "forgets and one does not. 1 for none that forgets.",
+        "Share of the past kept per sample; 1 forgets nothing.",
         above=0.0,
         most=1.0,
     )
     experts: ridge.Experts = option(
         "all",
-        "Learners that are mixed: of all clients' rows (global), of the client's own (local), on "
-        "raw columns (ridge) or on features (kernels). With local ones statistics alone are sent.",
+        "Learners that are mixed: global or local, on columns or kernels.",
     )
     up: int | None = option(
         None,
-        "Most numbers of a client in a message: then fewer kernels are summed, or fewer "
-        "frequencies of one, or raw columns only.",
+        "Most numbers from a client in a message; fewer are then summed.",
         least=1,
     )
     down: int | None = option(
         None,
-        "Most numbers to a client in a message. Global learners that are too much for it come "
-        "without their inverses, and learn nothing between messages; if their coefficients are, "
-        "fewer are summed.",
+        "Most numbers to a client in a message; fewer are then summed.",
         least=1,
     )
 

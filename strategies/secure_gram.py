@@ -61,7 +61,7 @@ class SecureGram(Method):
     cohorts : int (default: 1)
         Disjoint sets of nodes; their sums are released one by one and added up.
     coefficients : sequence of float, optional
-        Of series: a_0, a_1, ..., none negative.
+        Series: coefficients a_0, a_1 and so on, none negative.
 
     Attributes
     ----------
@@ -110,47 +110,38 @@ class SecureGram(Method):
 
     min_support: int = option(
         None,
-        "Items that fewer rows have are left out before K is summed, by default 20, in simulations "
-        "5; 0 keeps all. Only for counts.",
+        "Counts: least rows of an item (default: 20; 5 in simulations).",
         least=0,
     )
-    participation: float = option(
-        1.0, "Share of the nodes whose rows are summed.", above=0.0, most=1.0
-    )
+    participation: float = option(1.0, "Share of the nodes in a sum.", above=0.0, most=1.0)
     encoding: GramEncoding = option(
         "counts",
-        "Whole numbers from 0, or real features rounded to multiples of 2^-fraction_bits.",
+        "Whole numbers (counts), or features rounded to 2^-fraction_bits.",
     )
     bound: float = option(1.0, "Public bound on the absolute value of a cell.")
-    fraction_bits: int = option(None, "Of fixed-point, by default 20.")
+    fraction_bits: int = option(None, "Fixed-point: bits of the fraction (default: 20).")
     rows_per_item: float = option(
         0.0,
-        "Keep only so many items, those that most rows have, that every released sum has so many "
-        "rows for each. Only for counts.",
+        "Counts: keep only the items with so many rows each per sum.",
         least=0.0,
     )
     allow_recovery: bool | None = option(
         None,
-        "Whether to sum a matrix of fewer than two rows per item, from which rows can be computed. "
-        "By default only in simulations.",
+        "Sum fewer than two rows per item (default: only in simulations).",
         of_model=False,
     )
     drop_outs: bool | None = option(
         None,
-        "Whether a sum goes on without nodes that drop out: it is then opened in an exchange of "
-        "its own. Without, all nodes must answer; an exchange is repeated until they do. By "
-        "default where a threshold is given, and in simulations of a single round.",
+        "Continue without nodes that drop out, in another exchange (default: if needed).",
         of_model=False,
     )
 
-    kernel: KernelName = option(
-        "linear", "The kernel that ``kernel_`` returns; ``series`` is sum_d a_d K^d."
-    )
-    degree: int = option(None, "Of poly, conjunctive and disjunctive, by default 2.")
+    kernel: KernelName = option("linear", "Kernel of the matrix; series is the sum of a_d K^d.")
+    degree: int = option(None, "Poly, conjunctive and disjunctive: degree (default: 2).")
     gamma: float | None = option(
-        None, "Of rbf and poly, by default 1 / number of rows summed.", above=0.0
+        None, "RBF and poly: gamma (default: 1 / number of summed rows).", above=0.0
     )
-    coef0: float = option(None, "Of poly, by default 1.")
+    coef0: float = option(None, "Poly: constant (default: 1).")
 
     def __init__(
         self, *, cohorts: int = 1, coefficients: Sequence[float] | None = None, **options: Any

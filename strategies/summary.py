@@ -48,19 +48,16 @@ class Summary(PrivateMethod):
     labels_of_row = 0
     described = SummaryDescribeReply
 
-    group: str | None = option(
-        None, "A column of categories: the other columns are compared between its groups."
-    )
+    group: str | None = option(None, "Column of categories; its groups are compared.")
     bound: float = option(
-        2.0**24, "Public bound on the magnitude of all values; dates count in days.", above=0.0
+        2.0**24, "Public bound on the magnitude of values; dates count in days.", above=0.0
     )
     bounds: str | None = option(
         None,
-        "JSON file of public ranges and categories, for a budget: column -> [least, greatest], or "
-        "a list of categories.",
+        "JSON file of public ranges and categories, for a privacy budget.",
     )
     significance: float = option(
-        0.05, "Corrected p-values below it are marked.", above=0.0, below=1.0
+        0.05, "Level below which corrected p-values are marked.", above=0.0, below=1.0
     )
 
     def __init__(self, **options: Any) -> None:

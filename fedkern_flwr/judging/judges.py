@@ -22,11 +22,11 @@ class Judges(Method):
     """A method with parties that evaluate its model on held-out rows; see ``judged_``."""
 
     class_weight: Literal["balanced"] | None = option(
-        None, "Balanced: rows of rare classes weigh more, n / (K n_c), as scikit-learn's."
+        None, "Balanced: weigh rows of rare classes more, as scikit-learn does."
     )
     level: float = option(
         0.9,
-        "Probability with which a predicted interval or set holds the label.",
+        "Target coverage of predicted intervals and sets.",
         above=0.0,
         below=1.0,
         of_model=False,

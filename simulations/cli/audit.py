@@ -1,20 +1,20 @@
-"""``fedkern audit``: the table of attacks, on the papers' protocols and on the defaults."""
+"""``fedkern audit``: attacks on the protocols of the papers and on the defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from dataclasses import dataclass
 
 import click
-import typer
 from rich.markup import escape
 
 from ..attacks.audit import METHODS, Outcome, audit
 from ..methods.experiment import versions
 from ..run.entries import check_seed
 from ..run.folders import json_writer
+from ..run.options import argument, switch
 from .console import Screen, plain_table, print_whole
-from .lazy import as_command
+from .options import of_function
 
 #: Exit code of an audit that recovered more than is admitted.
 LEAK = 3
@@ -22,50 +22,57 @@ _LINES = 3  # of one attack, at most
 _COLOURS = {"fails": "green", "admitted": "yellow", "LEAK": "bold red"}
 
 
-def audit_command(
-    method: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[METHOD]",
-            click_type=click.Choice(METHODS),
-            help=f"One of {', '.join(METHODS)}; all without it.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of data, runs and attacks.")] = 0,
-    json_target: Annotated[
-        str | None, typer.Option("--json", help="Write the result here; - for stdout.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,
-) -> None:
-    """Try the known attacks on the papers' protocols and on the defaults.
+@dataclass(frozen=True)
+class AuditOptions:
+    """Options of ``fedkern audit``.
 
-    Exit code 0 if each attack on a default fails, or recovers what the method admits; 3 if one
-    recovers more.
+    Attributes
+    ----------
+    method : str or None
+        Method to attack; all without it.
+    seed : int
+        Seed of data, runs and attacks.
+    json_target : str or None
+        Write the result here; - for stdout.
+    quiet : bool
+        Show nothing but errors.
     """
-    screen, tell = Screen(quiet, json_target), json_writer(json_target)
-    check_seed(seed)
+
+    method: str | None = argument(None, metavar="[METHOD]", choices=tuple(METHODS))
+    seed: int = 0
+    json_target: str | None = None
+    quiet: bool = switch()
+
+
+def audit_command(asked: AuditOptions) -> None:
+    """Run the known attacks on the protocols of the papers and on the defaults.
+
+    Exit code 0 if each attack on a default fails or recovers what the method admits, else 3.
+    """
+    screen, write = Screen(asked.quiet, asked.json_target), json_writer(asked.json_target)
+    check_seed(asked.seed)
     with screen.progress() as bar:
-        found = audit(method, seed, bar.update)
+        found = audit(asked.method, asked.seed, bar.update)
     show(screen, found)
     leaks = [outcome.attack.name for outcome in found if "LEAK" in outcome.verdicts]
     screen.result(f"LEAK: {', '.join(leaks)}" if leaks else "nothing beyond what is admitted")
-    tell(
+    write(
         {
-            "method": method or "all",
-            "seed": seed,
+            "method": asked.method or "all",
+            "seed": asked.seed,
             "verdict": "LEAK" if leaks else "as admitted",
             "attacks": [outcome.to_dict() for outcome in found],
             "versions": versions(),
         }
     )
     if leaks:
-        raise typer.Exit(LEAK)
+        raise click.exceptions.Exit(LEAK)
 
 
 def show(screen: Screen, found: Sequence[Outcome]) -> None:
-    """Print a line for each attack, and one more for each further viewer.
+    """Print a line for each attack and viewer.
 
-    Of many viewers, such as the sums with noise, the one that recovers most stands for all.
+    The strongest of many viewers represents all.
     """
     table = plain_table("attack", "succeeds on", "score", "on the default, by", "score", "limit")
     table.add_column("verdict", no_wrap=True)
@@ -87,4 +94,4 @@ def show(screen: Screen, found: Sequence[Outcome]) -> None:
     print_whole(screen.results, table)
 
 
-command = as_command("audit", audit_command)
+command = of_function("audit", audit_command, AuditOptions)

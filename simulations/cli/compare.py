@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated, Any, cast
-
-import click
-import typer
+from typing import Any
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import FedKernError, OptionError, TableError
+from fedkern_flwr.options import at_least
 from fedkern_flwr.registered import registered
+from fedkern_flwr.tables.table import how_many
 
 from ..engines import Engine
 from ..lab.cells import Cell, CellStore, Record
 from ..lab.comparison import Comparison, Part, compare, headings, plan, table_rows
 from ..lab.findings import HEADINGS, count_misses, paper_figures, verdict
-from ..lab.own import METHODS_OF_TABLES, own_options, own_table, registered_methods
+from ..lab.own import own_options, own_table, registered_methods
 from ..lab.presets import NAMES, PAPERS, Preset, preset
 from ..lab.sweep import CellFailed, choose_jobs, sweep
 from ..run.data import Settings
 from ..run.entries import check_seed
-from ..run.folders import FORCE, chosen_folder, folder_of_results, json_writer
-from ..run.options import DATA
+from ..run.folders import chosen_folder, folder_of_results, json_writer
+from ..run.options import DATA, argument, declare, of_fields, switch
 from .console import Screen
-from .lazy import as_command
-from .options import with_options
+from .options import command as make
 
 _RESULT = "compare.json"
 _USUAL = {"data", "label", "id_column", "party", "test_size", "hospitals", "centres", "parties"}
@@ -38,145 +37,132 @@ _USUAL |= {"users"}  # what the short help shows of a table's options
 ALL = "papers"
 
 
-def compare_presets(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[PRESET]...",
-            click_type=click.Choice([*NAMES, *registered(), ALL]),
-            help="Presets or registered methods; none of a table of your own.",
-        ),
-    ] = None,
-    *,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            help="Of a table of your own: methods to compare, separated by commas (default: all "
-            f"that can, of {', '.join(METHODS_OF_TABLES)}).",
-            rich_help_panel=DATA,
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None, typer.Option(click_type=click.Choice(["in-process", "ray"]))
-    ] = None,
-    datasets: Annotated[
-        str | None,
-        typer.Option(
-            help="Data sets of the preset to use, separated by commas, or NAME=FILE where its file "
-            "is not in the folder FEDKERN_DATA; of registered methods also files of features."
-        ),
-    ] = None,
-    paper_split: Annotated[
-        bool,
-        typer.Option(
-            "--paper-split",
-            help="Of FedCG's Tables 2 to 7: hold out the rows that the paper's programs do.",
-        ),
-    ] = False,
-    runs: Annotated[
-        int | None,
-        typer.Option(
-            "--runs",
-            "--splits",
-            help="Draws per method; of your own table splits (default: 10).",
-        ),
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="T, samples per client; of other methods most iterations.")
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="K, number of clients.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of splits and draws.")] = 0,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            help="Draws computed at a time, if memory allows (default: as many as processors "
-            "where several draws are averaged, else one, so that seconds can be compared)."
-        ),
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(help="host:port of a Ray cluster that computes the draws; auto for a local."),
-    ] = None,
-    cells: Annotated[
-        str,
-        typer.Option(help="Folder of finished draws, which no comparison computes again."),
-    ] = "runs/cells",
-    fresh: Annotated[bool, typer.Option("--fresh", help="Compute all draws anew.")] = False,
-    out: Annotated[str | None, typer.Option(help="Folder of the comparison.")] = None,
-    force: Annotated[bool, typer.Option("--force", help=FORCE)] = False,
-    json_target: Annotated[
-        str | None, typer.Option("--json", help="Write the results here; - for stdout.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option(help="Show nothing but errors.")] = False,
-    **own: Any,
-) -> None:
-    """Compare methods on a table of your own, or on that of a preset.
+@dataclass(frozen=True)
+class CompareOptions:
+    """Options of ``fedkern compare`` besides those of a table.
 
-    With --data or --party: methods at their defaults beside scikit-learn's on pooled data, and
-    beside what each party has alone.
-
-    A preset is the demo, a table or figure of a paper, or 'papers': all of them whose data is in
-    the folder named by FEDKERN_DATA. Registered methods are presets too: those that are named are
-    compared with each other. A comparison that was interrupted goes on when it is started again:
-    finished draws are kept.
+    Attributes
+    ----------
+    names : list of str
+        Presets or registered methods; none for your own table.
+    methods : str or None
+        Methods to compare on your own table, separated by commas.
+    engine : {"in-process", "ray"} or None
+        Engine (default: that of the preset).
+    datasets : str or None
+        Data sets of a preset, separated by commas, or NAME=FILE.
+    paper_split : bool
+        FedCG's Tables 2 to 7: hold out the rows of the paper.
+    runs : int or None
+        Runs per method, or splits of your own table (default: 10).
+    rounds : int or None
+        Samples per client, or most iterations.
+    clients : int or None
+        Number of clients.
+    seed : int
+        Seed of splits and runs.
+    jobs : int or None
+        Runs at a time (default: processors if runs are averaged, else 1).
+    ray_address : str or None
+        Ray cluster: host:port, or auto for a local one.
+    cells : str
+        Folder of finished runs, which are not computed again.
+    fresh : bool
+        Compute all runs again.
+    out : str or None
+        Folder of the comparison.
+    force : bool
+        Replace what an earlier command left in --out.
+    json_target : str or None
+        Write the results here; - for stdout.
+    quiet : bool
+        Show nothing but errors.
     """
-    screen = Screen(quiet, json_target)
-    if jobs is not None and jobs < 1:
-        raise OptionError(f"jobs is {jobs}", remedy="use at least 1", code="FK-OPTION-RANGE")
-    tell = json_writer(json_target)
-    asked = {k: v for k, v in (("rounds", rounds), ("clients", clients)) if v is not None}
-    if own["data"] or own["party"]:
-        _refuse(
-            {**asked, "datasets": datasets, "paper_split": paper_split or None},
-            "presets, not for a table of your own",
-        )
+
+    names: list[str] = argument((), metavar="[PRESET]...", choices=(*NAMES, *registered(), ALL))
+    methods: str | None = declare(None, panel=DATA)
+    engine: Engine | None = None
+    datasets: str | None = None
+    paper_split: bool = switch()
+    runs: int | None = declare(None, flag="--runs --splits")
+    rounds: int | None = None
+    clients: int | None = None
+    seed: int = 0
+    jobs: int | None = None
+    ray_address: str | None = None
+    cells: str = "runs/cells"
+    fresh: bool = switch()
+    out: str | None = None
+    force: bool = switch()
+    json_target: str | None = None
+    quiet: bool = switch()
+
+
+def compare_presets(values: dict[str, Any]) -> None:
+    """Compare methods on your own table, or on that of a preset.
+
+    With --data or --party, methods run with their defaults, compared with pooled and local models
+    of scikit-learn.
+
+    A preset is the demo, a table or figure of a paper, or 'papers': all with data in the folder of
+    FEDKERN_DATA. Registered methods are presets too. Finished runs are kept, so an interrupted
+    comparison continues when it is started again.
+    """
+    asked = CompareOptions(**{one.name: values.pop(one.name) for one in fields(CompareOptions)})
+    screen = Screen(asked.quiet, asked.json_target)
+    if asked.jobs is not None:
+        at_least("jobs", asked.jobs, 1)
+    write = json_writer(asked.json_target)
+    sizes = {name: getattr(asked, name) for name in ("rounds", "clients")}
+    sizes = {name: value for name, value in sizes.items() if value is not None}
+    jobs, names = asked.jobs, [*asked.names]
+    if values["data"] or values["party"]:
+        own = {"datasets": asked.datasets, "paper_split": asked.paper_split or None}
+        _refuse({**sizes, **own}, "presets, not for a table of your own")
         if names:
-            raise OptionError(
-                "a preset has data of its own",
-                remedy="leave it out, or --data",
-                code="FK-OPTION-BOTH",
-            )
-        named = [name.strip() for name in (methods or "").split(",") if name.strip()]
-        table, left_out = own_table(own, named)
+            raise OptionError("a preset has data of its own", code="FK-OPTION-BOTH")
+        named = [name.strip() for name in (asked.methods or "").split(",") if name.strip()]
+        table, left_out = own_table(values, named)
         listed, stem = [table], table.title.rpartition(" ")[2]
         jobs = jobs or 1  # so that seconds are comparable
     else:
-        _refuse({**own, "methods": methods}, "a table of your own, which --data names")
+        _refuse({**values, "methods": asked.methods}, "a table of your own, which --data names")
         if not names:
             raise OptionError(
                 "there is nothing to compare",
                 remedy="name a preset, or a table with --data",
                 code="FK-COMMAND-MISSING",
             )
-        listed, left_out = _presets(names, datasets, paper_split)
+        listed, left_out = _presets(names, asked.datasets, asked.paper_split)
         stem = names[0] if len(names) == 1 else "several"
     for reason in left_out:
         screen.note(f"left out: {reason}")
-    chosen = [_adjust(one, cast("Engine | None", engine), runs, seed, asked) for one in listed]
-    folder = chosen_folder(out, f"compare-{stem}")
-    with folder_of_results(folder, _RESULT, force=force):
-        store = CellStore(Path(cells), fresh=fresh)
-        compared, failures = _run_all(screen, chosen, _Engines(store, seed, jobs, ray_address))
+    chosen = [_adjust(one, asked, sizes) for one in listed]
+    folder = chosen_folder(asked.out, f"compare-{stem}")
+    with folder_of_results(folder, _RESULT, force=asked.force):
+        store = CellStore(Path(asked.cells), fresh=asked.fresh)
+        engines = _Engines(store, asked.seed, jobs, asked.ray_address)
+        compared, failures = _run_all(screen, chosen, engines)
         left_out += [f"{name}: {error}" for name, error in failures.items()]
         from ..lab.comparison_report import comparison_result, write_comparison_report
 
-        results = [comparison_result(one, comparisons, seed) for one, comparisons in compared]
+        results = [comparison_result(one, made, asked.seed) for one, made in compared]
         alone = len(chosen) == 1
         result: dict[str, Any] = results[0] if alone else {"presets": results}
         result["left_out"] = left_out
         write_atomically(folder / _RESULT, json.dumps(result, allow_nan=False).encode())
         report = write_comparison_report(
-            folder, compared, seed=seed, left_out=left_out, alone=alone
+            folder, compared, seed=asked.seed, left_out=left_out, alone=alone
         )
     screen.result(f"report: {report.resolve()}")
-    tell(result)
+    write(result)
     if failures:
         raise next(iter(failures.values()))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Engines:
-    """Where draws are computed and kept."""
+    """How and where runs are computed and kept."""
 
     store: CellStore
     seed: int
@@ -187,13 +173,7 @@ class _Engines:
 def _run_all(
     screen: Screen, chosen: list[Preset], how: _Engines
 ) -> tuple[list[tuple[Preset, list[Comparison]]], dict[str, FedKernError]]:
-    """Run the presets; return what was compared, and what stopped those that failed.
-
-    Raises
-    ------
-    FedKernError
-        All failed; otherwise a report of the others is worth having.
-    """
+    """Run the presets; return comparisons and failures."""
     compared: list[tuple[Preset, list[Comparison]]] = []
     failures: dict[str, FedKernError] = {}
     for one in chosen:
@@ -214,20 +194,11 @@ def _run_all(
 def _presets(
     names: list[str], datasets: str | None, paper_split: bool
 ) -> tuple[list[Preset], list[str]]:
-    """Return the presets asked for, and why others are left out.
-
-    Raises
-    ------
-    OptionError, TableError
-    """
+    """Return the chosen presets, and why others are missing."""
     own = [name for name in names if name in registered()]
     others = [name for name in names if name not in own]
     if datasets and (len(others) + bool(own) > 1 or ALL in names):
-        raise OptionError(
-            "--datasets goes with one preset",
-            remedy="compare them one by one",
-            code="FK-COMPARE-DATASETS",
-        )
+        raise OptionError("--datasets goes with one preset", code="FK-COMPARE-DATASETS")
     if names == [ALL]:
         found, missing, code = [], defaultdict(list), ""
         for name in PAPERS:
@@ -241,21 +212,13 @@ def _presets(
             raise TableError("; ".join(left_out), code=code)
         return found, left_out
     if ALL in names:
-        raise OptionError(
-            f"{ALL} are all presets of the papers", remedy="name it alone", code="FK-COMPARE-TWICE"
-        )
+        raise OptionError(f"{ALL} are all presets of the papers", code="FK-COMPARE-TWICE")
     if len(set(names)) < len(names):
-        raise OptionError(
-            "a preset is named twice", remedy="name each once", code="FK-COMPARE-TWICE"
-        )
+        raise OptionError("a preset is named twice", code="FK-COMPARE-TWICE")
     pairs = [d.strip().partition("=") for d in (datasets or "").split(",") if d.strip()]
     files = {name: file for name, sign, file in pairs if sign}
     if own and files:
-        raise OptionError(
-            "NAME=FILE is for presets",
-            remedy="name files of features by themselves",
-            code="FK-COMPARE-FILES",
-        )
+        raise OptionError("NAME=FILE is for presets", code="FK-COMPARE-FILES")
     wanted = tuple(name for name, *_ in pairs)
     beside = [registered_methods(own, wanted)] if own else []
     found = [preset(name, wanted, files, paper_split=paper_split) for name in others]
@@ -263,24 +226,22 @@ def _presets(
 
 
 def _refuse(given: Mapping[str, Any], purpose: str) -> None:
-    """Refuse options that are for something else."""
+    """Refuse options with another purpose."""
     for name, value in given.items():
         if value not in (None, []):
             flag = name.removesuffix("_column").replace("_", "-")
-            raise OptionError(
-                f"--{flag} is for {purpose}", remedy=f"leave out --{flag}", code="FK-COMPARE-OPTION"
-            )
+            raise OptionError(f"--{flag} is for {purpose}", code="FK-COMPARE-OPTION")
 
 
 def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
-    """Compute what is missing, and show each table as soon as it is complete."""
+    """Compute missing runs; show each table when it is complete."""
     parts = plan(chosen, how.seed)
     titles = {cell.key: label for part in parts for label, cell in part.named()}
     cells = {cell.key: cell for part in parts for _, cell in part.named()}
     records = {key: how.store.find(cell) for key, cell in cells.items()}
     missing = [cells[key] for key, record in records.items() if record is None]
     if len(missing) < len(cells):
-        screen.note(f"{len(cells) - len(missing)} of {len(cells)} draws are finished already")
+        screen.note(f"{len(cells) - len(missing)} of {len(cells)} runs are finished already")
     comparisons: list[Comparison] = []
 
     def record_of(cell: Cell) -> Record:
@@ -323,7 +284,7 @@ def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
             )
         except CellFailed as failed:
             what = f"{titles[failed.cell.key]}: {failed.error}"
-            told = FedKernError(what, remedy="finished draws are kept", code="")  # that of the draw
+            told = FedKernError(what, remedy="finished runs are kept", code="")  # that of the draw
             failed.error.args = told.args
             raise failed.error from None
     return comparisons
@@ -332,14 +293,13 @@ def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
 def _show(
     screen: Screen, chosen: Preset, part: Part, record_of: Callable[[Cell], Record]
 ) -> Comparison:
-    """Show the table of a part, and which of the paper's figures it misses."""
-    comparison, family = compare(part, record_of), part.section.family
+    """Show the table of a part, and the figures of the paper that it misses."""
+    comparison = compare(part, record_of)
     if part.section.title and part.dataset == next(iter(part.section.data)):
         screen.result(f"\n{part.section.title}")
-    draws = family.draws if chosen.runs > 1 else family.draws.removesuffix("s")
     screen.table(
         f"{part.dataset}: {part.section.size(comparison.facts)}, {chosen.engine}, "
-        f"{chosen.runs} {draws}",
+        f"{how_many(chosen.runs, 'run')}",
         headings(comparison),
         table_rows(comparison),
     )
@@ -363,51 +323,47 @@ def _show(
     return comparison
 
 
-def _adjust(
-    chosen: Preset, engine: Engine | None, runs: int | None, seed: int, asked: Mapping[str, Any]
-) -> Preset:
-    """Apply what the user asked for instead of the preset's own settings."""
-    if runs is not None and runs < 1:
-        raise OptionError(f"runs is {runs}", remedy="use at least 1", code="FK-OPTION-RANGE")
-    check_seed(seed, chosen.runs if runs is None else runs)
-    for name in asked:
+def _adjust(chosen: Preset, asked: CompareOptions, sizes: Mapping[str, int]) -> Preset:
+    """Apply the options of the user to a preset."""
+    if asked.runs is not None:
+        at_least("runs", asked.runs, 1)
+    runs = asked.runs or chosen.runs
+    check_seed(asked.seed, runs)
+    for name in sizes:
         if not any(_may_set(settings, name) for settings in chosen.data.values()):
-            raise OptionError(
-                f"{chosen.name} has no {name}",
-                remedy=f"leave out --{name}",
-                code="FK-COMPARE-OPTION",
-            )
+            raise OptionError(f"{chosen.name} has no {name}", code="FK-COMPARE-OPTION")
 
     def change(every: Mapping[str, Settings]) -> dict[str, Settings]:
         return {
-            name: dataclasses.replace(
-                settings, **{k: v for k, v in asked.items() if _may_set(settings, k)}, seed=seed
+            name: replace(
+                settings,
+                **{k: v for k, v in sizes.items() if _may_set(settings, k)},
+                seed=asked.seed,
             )
             for name, settings in every.items()
         }
 
     sections = [
-        dataclasses.replace(
+        replace(
             section,
             data=change(section.data),
             dealt={dataset: change(dealt) for dataset, dealt in section.dealt.items()},
         )
         for section in chosen.sections
     ]
-    return dataclasses.replace(
-        chosen,
-        sections=tuple(sections),
-        engine=engine or chosen.engine,
-        runs=chosen.runs if runs is None else runs,
-    )
+    engine = asked.engine or chosen.engine
+    return replace(chosen, sections=tuple(sections), engine=engine, runs=runs)
 
 
 def _may_set(settings: Settings, name: str) -> bool:
     return name in settings.adjustable and hasattr(settings, name)
 
 
-command = as_command(
+command = make(
     "compare",
-    with_options(compare_presets, own_options(), _USUAL),
+    cleandoc(compare_presets.__doc__ or ""),
+    [*of_fields(CompareOptions, ""), *own_options()],
+    compare_presets,
+    _USUAL | {one.name for one in fields(CompareOptions)},
     epilog=f"Presets: {', '.join((*NAMES, ALL))}.",
 )

@@ -1,18 +1,18 @@
-"""What the user sees: progress and notes on standard error, results on standard output."""
+"""Progress and notes on standard error, results on standard output."""
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -27,7 +27,6 @@ from rich.table import Table
 
 from fedkern_flwr.flower_compat import quiet_flower
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
 FILE_WIDTH = 120  # columns of a log file
 _HOUR = 3600.0  # seconds of steps that the time left is reckoned from
 _PAUSE = 60.0  # seconds between two lines of a log file that say how far the same work is
@@ -35,14 +34,14 @@ _SOON = 2.0  # seconds after which a log file says what is being done
 
 
 class Screen:
-    """Standard error as a screen, and standard output for results.
+    """Output of a command.
 
     Parameters
     ----------
     quiet : bool
         Show nothing but errors.
     json_target : str or None (default: None)
-        Where ``--json`` writes: with - the results are JSON, and tables go to standard error.
+        Target of ``--json``; with -, tables go to standard error.
     """
 
     def __init__(self, quiet: bool = False, json_target: str | None = None) -> None:
@@ -64,7 +63,7 @@ class Screen:
         logger.propagate = False
 
     def note(self, text: str) -> None:
-        """Print a line beside the results."""
+        """Print a line on standard error."""
         self.console.print(text, markup=False, soft_wrap=True)
 
     def result(self, text: str) -> None:
@@ -73,10 +72,7 @@ class Screen:
 
     @contextmanager
     def progress(self) -> Iterator[ProgressBar | ProgressLines]:
-        """Show a progress bar while the block runs; in a file a line now and then.
-
-        What turns and the seconds tell that something is at work where a step takes long.
-        """
+        """Show a progress bar during the block, or lines in a log file."""
         if not self.console.is_terminal:
             lines = ProgressLines(self.note)
             try:
@@ -91,7 +87,6 @@ class Screen:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[course]}"),
         )
         with Progress(
             *columns,
@@ -103,7 +98,7 @@ class Screen:
 
     @contextmanager
     def status(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Show what is going on while the block runs; yield what changes it."""
+        """Show the current step during the block; yield a function that changes it."""
         if not self.console.is_terminal:
             lines, steps = ProgressLines(self.note), self._lines()
             lines.update(text, 0, 0)
@@ -121,7 +116,7 @@ class Screen:
             yield status.update
 
     def _lines(self) -> Callable[[str], None]:
-        """Return what prints steps as lines; a step that counts seconds is printed once."""
+        """Return a printer of steps; one that counts seconds is printed once."""
         said: set[str] = set()
 
         def say(text: str) -> None:
@@ -135,7 +130,7 @@ class Screen:
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, text: int = 1
     ) -> None:
-        """Print a table whose first ``text`` columns are text and the others figures."""
+        """Print a table; the first ``text`` columns are text."""
         table = plain_table()
         for number, column in enumerate(columns):
             justify: Literal["left", "right"] = "left" if number < text else "right"
@@ -147,7 +142,7 @@ class Screen:
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """Print a table; no narrower than its cells where that is no screen."""
+    """Print a table without wrapping in a file."""
     if not console.is_terminal:
         unbounded = console.options.update(max_width=10_000)
         console.width = max(80, console.measure(table, options=unbounded).maximum)
@@ -155,12 +150,12 @@ def print_whole(console: Console, table: Table) -> None:
 
 
 def plain_table(*headings: str) -> Table:
-    """Return a table with a line below its headings and no other."""
+    """Return a table with a line below its headings."""
     return Table(*headings, header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
 
 
 class _Once(logging.Filter):
-    """Lets a message pass once, with its subject: a comparison would repeat it with every run."""
+    """Filter that passes a message once per subject."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__()
@@ -168,7 +163,7 @@ class _Once(logging.Filter):
         self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether the message is new."""
+        """Return whether the message is new."""
         text = record.getMessage()
         if self._screen.subject:
             text = f"{self._screen.subject}: {text}"
@@ -179,16 +174,16 @@ class _Once(logging.Filter):
 
 
 class ProgressLines:
-    """Print what is being done once it takes over two seconds, then how far it is each minute.
+    """Lines for long steps in a log file, once a minute.
 
-    The same work has one line, in however many draws it is done.
+    Equal steps of several runs have one line.
 
     Parameters
     ----------
     say : callable
         Prints a line.
     soon : float (default: 2.0)
-        Seconds after which work has its line.
+        Seconds before the first line of a step.
     """
 
     def __init__(self, say: Callable[[str], None], soon: float = _SOON) -> None:
@@ -199,14 +194,14 @@ class ProgressLines:
         self._timer: threading.Timer | None = None
 
     def update(self, label: str, done: float, total: int) -> None:
-        """Note how far the draw at hand is."""
+        """Note the progress of the current run."""
         if label != self._label:
             self._label, self._work = label, ""
         self._count = f"{int(done)} of {total}" if total else ""
         self._note()
 
     def work(self, text: str, done: int, of: int) -> None:
-        """Note what is being done within the draw at hand."""
+        """Note the current step within a run."""
         self._work, self._step = text, f", {done} of {of}" if of else ""
         self._note()
 
@@ -218,7 +213,7 @@ class ProgressLines:
 
     @property
     def _text(self) -> str:
-        """What is being done, alike in all draws."""
+        """Current step, equal in all runs."""
         return self._work or ("" if self._count else self._label.rpartition(": ")[2])
 
     def _note(self) -> None:
@@ -244,38 +239,32 @@ class ProgressLines:
         self._said.add(self._text)
         self._say(self._line)
 
-    def watch(self, metrics: Mapping[str, Any]) -> None:
-        """Show nothing of a round."""
-
 
 class ProgressBar:
-    """A line per draw of a method; the finished ones disappear."""
+    """A line per run; finished ones disappear."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
-        self._task = bar.add_task("starting the engine", total=None, course="")
+        self._task = bar.add_task("starting the engine", total=None)
         self._work: TaskID | None = None  # what is being done within the draw at hand
         self._label = self._text = ""
-        self._errors: list[float] = []  # of the draw at hand, from round to round
 
     def update(self, label: str, done: float, total: int) -> None:
-        """Show how far the draw at hand is; without a ``total`` that something is at work."""
-        if not done:
-            self._errors = []
+        """Show the progress of the current run, or a spinner without a ``total``."""
         if label != self._label:
             self._label = label
             self._end_work()
         if not total:
             self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(label, total=None, course="")
+            self._task = self._bar.add_task(label, total=None)
             return
         self._bar.update(self._task, description=label, completed=done, total=total)
 
     def work(self, text: str, done: int, of: int) -> None:
-        """Show on a line of its own what is being done within the draw at hand."""
+        """Show the current step within a run."""
         if text != self._text or self._work is None:
             self._end_work()
-            self._text, self._work = text, self._bar.add_task(f"  {text}", total=None, course="")
+            self._text, self._work = text, self._bar.add_task(f"  {text}", total=None)
         self._bar.update(self._work, completed=done, total=of or None)
 
     def _end_work(self) -> None:
@@ -283,27 +272,11 @@ class ProgressBar:
             self._bar.remove_task(self._work)
             self._work = None
 
-    def watch(self, metrics: Mapping[str, Any]) -> None:
-        """Show the course of the mean squared error so far, of methods that tell one."""
-        if (mse := metrics.get("mse")) is not None:
-            self._errors.append(mse)
-            text = f"{course(self._errors)} {mse:.3g}"
-            self._bar.update(self._task, course=text)
-
-
-def course(errors: Sequence[float], width: int = 24) -> str:
-    """Return a line of at most ``width`` blocks, as high as the logarithms of the errors."""
-    shown = min(width, len(errors))
-    few = [errors[(k + 1) * len(errors) // shown - 1] for k in range(shown)]
-    logs = [math.log(max(error, 1e-300)) for error in few if math.isfinite(error)]
-    low, high = min(logs, default=0.0), max(logs, default=0.0)
-    return "".join(_BLOCKS[int(7 * (log - low) / ((high - low) or 1.0))] for log in logs)
-
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table to standard output."""
     console = Console(highlight=False)
     table = plain_table(*heads)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     print_whole(console, table)

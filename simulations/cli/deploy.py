@@ -24,7 +24,7 @@ from ..methods.registry import complete_settings, families, family, method, open
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
-from ..run.options import Option, of_fields
+from ..run.options import Option, of_fields, switch
 from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
 from .options import by_method
@@ -47,28 +47,28 @@ _LONGEST = 7 * 86400.0  # seconds of a run; its own time-outs end it before
 
 @dataclass(frozen=True)
 class DeployOptions:
-    """Options of a deployment on this machine.
+    """Options of a local deployment.
 
     Attributes
     ----------
     nodes : int or None
         Number of SuperNodes.
     predict : str or None
-        Fit nothing: let the nodes of this finished deployment predict their test data.
+        Let the nodes of this finished deployment predict their test data.
     keep : bool
-        Leave everything running and say how to use it.
+        Keep all processes running, and print how to use them.
     """
 
     nodes: int | None = None
     predict: str | None = None
-    keep: bool = False
+    keep: bool = switch()
 
 
 DEPLOYABLE = tuple(name for own in families() for name in own.deployable)
 
 
 def deploy_options(name: str) -> list[Option]:
-    """Return the options of a deployment: those of a run that apply, and its own."""
+    """Return the options of a deployment."""
     own = family(name)
     hidden = {*_OF_SIMULATIONS, *own.dealt_by_nodes, *own.run_options}
     shown = [o for o in run_options(name) if o.name not in hidden]
@@ -79,7 +79,7 @@ def deploy_options(name: str) -> list[Option]:
 
 
 def deploy_method(name: str, values: dict[str, Any]) -> None:
-    """Deploy a method with the options of the command line, show and save the result."""
+    """Deploy a method; show and save the result."""
     screen = Screen(values["quiet"], values["json_target"])
     tell = json_writer(values["json_target"])
     if values["predict"]:
@@ -89,7 +89,7 @@ def deploy_method(name: str, values: dict[str, Any]) -> None:
 
 
 def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Run a method on new nodes, or go on with a run that broke off."""
+    """Run a method on new nodes, or resume a run."""
     own, result = family(name), None
     if values["resume"]:
         folder, config = _open(name, Path(values["resume"]))
@@ -105,7 +105,6 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
         if values["nodes"] not in (None, count):
             raise OptionError(
                 f"nodes is {values['nodes']}, the files are of {count} nodes",
-                remedy="leave it out",
                 code="FK-CLIENTS-DIFFER",
             )
         folder = RunFolder.create(
@@ -121,18 +120,11 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _open(name: str, path: Path) -> tuple[RunFolder, dict[str, Any]]:
-    """Open the folder of a deployment.
-
-    Raises
-    ------
-    OptionError
-        It holds something else.
-    """
+    """Open the folder of a deployment; refuse another."""
     folder, config = open_run(path)
     if config["method"] != name or config["engine"] != _ENGINE:
         raise OptionError(
             f"{folder.path} holds a run of {config['method']} on engine {config['engine']}",
-            remedy=f"name the folder of a deployment of {name}",
             code="FK-RUN-OTHER",
         )
     return folder, config
@@ -163,7 +155,7 @@ def _config(own: Family[Any, Any, Any], name: str, values: dict[str, Any]) -> di
 def _write_nodes(
     screen: Screen, folder: RunFolder, config: dict[str, Any], prepared: Prepared
 ) -> list[NodeConfig]:
-    """Write the files and the configuration of every node, with secrets of their own."""
+    """Write files, configuration and secrets of every node."""
     strategy = method(config["method"])(**config["options"], seed=config["seed"])
     clients: Any = prepared.client_fn(strategy)
     count, nodes, secrets = prepared.nodes(strategy), [], Secrets()
@@ -222,7 +214,7 @@ def _execute(
 
 
 def _predict(screen: Screen, name: str, path: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """Let the nodes of a finished deployment predict the rows of their test data."""
+    """Predict the test data of the nodes of a finished deployment."""
     folder, config = _open(name, path)
     model = folder.path.resolve() / ARTIFACTS["model"]
     nodes = _read_nodes(folder)
@@ -239,7 +231,7 @@ def _predict(screen: Screen, name: str, path: Path, values: dict[str, Any]) -> d
 
 
 def _rows(file: Path) -> int:
-    """Return how many rows a CSV file has below its header."""
+    """Return the number of rows in a CSV file."""
     return len(file.read_text().splitlines()) - 1 if file.is_file() else 0
 
 
@@ -252,13 +244,7 @@ def _run(
     *,
     keep: bool,
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Start everything, run the app once, stop everything; return its result and seconds.
-
-    Raises
-    ------
-    FedKernError
-        The run failed.
-    """
+    """Start all processes, run the app once and stop them; return result and seconds."""
     name, began, place = config["method"], time.monotonic(), folder.path.resolve()
     app, known = app_folder(family(name).app), {o.name: o for o in options(method(name))}
     told = place / "server-result.json"
@@ -299,10 +285,7 @@ def _run(
 
 
 def _failed(folder: RunFolder, name: str, text: str, exit_code: int) -> FedKernError:
-    """Return the error of a run that failed later, with the command that goes on.
-
-    It goes on from the checkpoint; without one it starts anew with the same nodes.
-    """
+    """Return the error of a failed run, with the command to resume it."""
     goes_on = exit_code == EngineError.exit_code and not folder.result()
     remedy = _again(folder, name) if goes_on else ""
     error = EngineError(text, remedy=remedy, code="")  # that of what failed
@@ -331,7 +314,7 @@ def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
 
 
 def _explain(screen: Screen, deployment: LocalDeployment, app: Path) -> None:
-    """Say how to use a deployment that was left running, and how to stop it."""
+    """Print how to use and stop a running deployment."""
     home, pids = deployment.environment["FLWR_HOME"], deployment.processes.pids
     for line in (
         f"SuperLink on {deployment.address}, {len(deployment.nodes)} SuperNodes; still running",

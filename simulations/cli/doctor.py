@@ -1,4 +1,4 @@
-"""``fedkern doctor``: is everything here that a run needs? One line each."""
+"""``fedkern doctor``: check the installation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import typer
+import click
 from rich.console import Console
 from rich.markup import escape
 
 from fedkern_flwr import __version__
 
-from .lazy import as_command
+from .options import command as make
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def doctor() -> None:
         console.print(f"{check.name:<14} {mark:<14} {escape(check.text)}", soft_wrap=True)
         failed |= check.required and not check.ok
     if failed:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _checks() -> Iterator[Check]:
@@ -91,4 +91,4 @@ def _writable(folder: Path) -> None:
         pass
 
 
-command = as_command("doctor", doctor)
+command = make("doctor", doctor.__doc__ or "", (), lambda values: doctor())

@@ -1,50 +1,66 @@
-"""``fedkern export``: a model of an earlier run in a format that other programs read."""
+"""``fedkern export``: a model in a format of other programs."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.fitted import load_model
 
 from ..export.document import document, plain
-from ..run.folders import FORCE, check_target, used
+from ..run.folders import check_target, used
+from ..run.options import argument, switch
 from ..run.run_folder import RunFolder
 from .console import Screen
-from .lazy import as_command
+from .options import of_function
 
 Format = Literal["onnx", "skops", "json"]
 
 
-def export(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Run folder or saved model.")],
-    to: Annotated[Format, typer.Option(help="Format.")] = "onnx",
-    out: Annotated[
-        str | None, typer.Option(help="File (default: model.FORMAT in the run's folder).")
-    ] = None,
-    client: Annotated[
-        int | None,
-        typer.Option(help="Of POF-MKL: whose weights predict (default: the mean of all clients)."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help=FORCE)] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of ``fedkern export``.
+
+    Attributes
+    ----------
+    model : str
+        Run folder or saved model.
+    to : {"onnx", "skops", "json"}
+        Format.
+    out : str or None
+        File (default: model.FORMAT in the folder of the run).
+    client : int or None
+        POF-MKL: client that predicts (default: mean of all clients).
+    force : bool
+        Replace what an earlier command left in --out.
+    quiet : bool
+        Show nothing but errors.
+    """
+
+    model: str = argument()
+    to: Format = "onnx"
+    out: str | None = None
+    client: int | None = None
+    force: bool = switch()
+    quiet: bool = switch()
+
+
+def export(asked: ExportOptions) -> None:
     """Write a model of an earlier run as ONNX, skops or JSON."""
-    screen, place = Screen(quiet), Path(model)
+    screen, place, to = Screen(asked.quiet), Path(asked.model), asked.to
     if not place.exists():
         RunFolder.open(place)  # says so
     folder = place.parent if place.is_file() else place
-    target = Path(out) if out else folder / f"model.{to}"
+    target = Path(asked.out) if asked.out else folder / f"model.{to}"
     check_target(target, "--out")
-    if target.exists() and not force:
+    if target.exists() and not asked.force:
         raise used(target)
-    whole = load_model(model)
-    found = document(whole if client is None else whole.of_client(client))
+    whole = load_model(asked.model)
+    found = document(whole if asked.client is None else whole.of_client(asked.client))
     write_atomically(target, _bytes(found, to), private=True)
     screen.result(f"exported: {target}; keep it like the training table")
     if found["encoded"]:
@@ -55,13 +71,7 @@ def export(
 
 
 def _bytes(found: dict[str, object], to: Format) -> bytes:
-    """Return the file of a document.
-
-    Raises
-    ------
-    OptionError
-        A package is missing.
-    """
+    """Return the contents of the file."""
     if to == "json":
         return json.dumps(plain(found), allow_nan=False).encode()
     try:
@@ -82,4 +92,4 @@ def _bytes(found: dict[str, object], to: Format) -> bytes:
         ) from None
 
 
-command = as_command("export", export)
+command = of_function("export", export, ExportOptions)

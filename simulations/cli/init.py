@@ -1,24 +1,24 @@
-"""``fedkern init``: a Flower app of a method, copied to a folder of one's own."""
+"""``fedkern init``: copy the Flower app of a method."""
 
 from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import click
-import typer
 
 from fedkern_flwr.errors import OptionError
 
 from ..deployment.run_config import app_folder
 from ..methods.registry import families, family
-from .lazy import as_command
+from ..run.options import argument
+from .options import of_function
 
-#: Methods whose app deals public data to the nodes of a simulation.
+#: Methods with an app that deals public data to simulated nodes.
 COPIED = tuple(name for own in families() if own.app != "method" for name in own.deployable)
-#: Registered methods, whose app is for nodes with tables.
+#: Registered methods, with an app for nodes with tables.
 _REGISTERED = tuple(name for own in families() if own.app == "method" for name in own.deployable)
 
 _FEDERATION = """
@@ -33,30 +33,34 @@ options.backend.client-resources.num-cpus = 1
 _NEEDED, _OURS = '["flwr>=1.41,<1.43", "fedkern-flwr>=0.2.dev0"]', '["flwr>=1.41,<1.43"]'
 
 
-def init(
-    method: Annotated[
-        str,
-        typer.Argument(
-            metavar="METHOD",
-            click_type=click.Choice((*COPIED, *_REGISTERED)),
-            help=f"One of {', '.join((*COPIED, *_REGISTERED))}.",
-        ),
-    ],
-    folder: Annotated[Path, typer.Argument(help="Where to copy the app to.")],
-) -> None:
+@dataclass(frozen=True)
+class InitOptions:
+    """Options of ``fedkern init``.
+
+    Attributes
+    ----------
+    method : str
+        Method of the app.
+    folder : Path
+        Where to copy the app to.
+    """
+
+    method: str = argument(metavar="METHOD", choices=(*COPIED, *_REGISTERED))
+    folder: Path = argument()
+
+
+def init(asked: InitOptions) -> None:
     """Copy the Flower app of a method to a folder, where 'flwr run .' runs it at once.
 
-    The app of a method of one's own needs nodes with tables: deploy-local rehearses it.
+    The app takes public data and its own number of nodes, until options in pyproject.toml or
+    --run-config change that. 'flwr run . --stream' prints the log, which ends with the figures and
+    what the server saw. The options result and model name files to keep.
 
-    It takes public data and its own number of nodes until the options in its pyproject.toml, or
-    --run-config, say otherwise. Flower takes what is installed and installs nothing for it.
-    'flwr run . --stream' prints Flower's log, which ends with the figures and what the server saw;
-    the options result and model name files to keep.
+    The app of a registered method needs nodes with tables: rehearse it with deploy-local.
     """
+    method, folder = asked.method, asked.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OptionError(
-            f"{folder} is there already", remedy="choose another folder", code="FK-FOLDER-USED"
-        )
+        raise OptionError(f"{folder} is there already", code="FK-FOLDER-USED")
     own = family(method)
     left_out = shutil.ignore_patterns("__pycache__")
     try:
@@ -69,20 +73,18 @@ def init(
         project.write_text(text.replace(_NEEDED, _OURS) + added, "utf-8")
     except OSError as error:
         raise OptionError(
-            f"{folder} cannot be written ({error.strerror})",
-            remedy="choose another folder",
-            code="FK-FILE-WRITE",
+            f"{folder} cannot be written ({error.strerror})", code="FK-FILE-WRITE"
         ) from None
     if method in _REGISTERED:  # its nodes have tables of their own, public data are not dealt
-        typer.echo(f"an app of {method}, for nodes that have tables: {folder}")
-        typer.echo(f"rehearse it on this machine: fedkern deploy-local {method} --data FILE")
+        click.echo(f"an app of {method}, for nodes that have tables: {folder}")
+        click.echo(f"rehearse it on this machine: fedkern deploy-local {method} --data FILE")
         return
-    typer.echo(f"an app of {method} with {own.nodes} nodes: {folder}")
+    click.echo(f"an app of {method} with {own.nodes} nodes: {folder}")
     place = folder.resolve()
     files = f"""'result="{place}/result.json" model="{place}/model.npz"'"""
-    typer.echo(f"next: cd {folder}; flwr run . --stream")
-    typer.echo("it prints Flower's log, which ends with the figures and what the server saw")
-    typer.echo(f"results are kept if you name files: --run-config {files}")
+    click.echo(f"next: cd {folder}; flwr run . --stream")
+    click.echo("it prints Flower's log, which ends with the figures and what the server saw")
+    click.echo(f"results are kept if you name files: --run-config {files}")
 
 
-command = as_command("init", init)
+command = of_function("init", init, InitOptions)

@@ -1,28 +1,26 @@
-"""Commands that are imported when they are called: help and version are there at once."""
+"""Commands that are imported when they are called."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
-from inspect import getdoc, signature
 from typing import Any
 
 import click
-import typer
 from typer.core import TyperCommand
 
 
 class LazyCommand(TyperCommand):
-    """A command that is known by name and a line of help until it is called.
+    """A command with a name and a help text, loaded on demand.
 
     Parameters
     ----------
     name : str
     text : str or callable
-        What a list of commands shows, or what returns it.
+        Help text, or a function that returns it.
     load : callable or str
-        Returns the command; or the module beside this one whose ``command`` it is.
+        Returns the command; or the module in this folder with a ``command``.
     """
 
     def __init__(
@@ -58,19 +56,5 @@ class LazyCommand(TyperCommand):
         parent: click.Context | None = None,
         **more: Any,
     ) -> click.Context:
-        """Return the context of the command itself, which Click then invokes."""
+        """Return the context of the loaded command."""
         return self.loaded.make_context(info_name, args, parent, **more)
-
-
-def as_command(name: str, function: Callable[..., None], **more: Any) -> click.Command:
-    """Return a function with annotations for Typer as a command; lines of its help are joined."""
-    app = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    paragraphs = (getdoc(function) or "").split("\n\n")
-    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    app.command(name, help=text, **more)(function)
-    found = typer.main.get_command(app)
-    told = signature(function, eval_str=True).parameters
-    for one in found.params:
-        if isinstance(one, click.Argument):  # whose help Click 8.5 drops
-            one.help = told[str(one.name)].annotation.__metadata__[0].help
-    return found

@@ -1,4 +1,4 @@
-"""Entry point of ``fedkern``: one line and an exit code for every error."""
+"""Entry point of ``fedkern``: one line and an exit code for each error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOWHERE = click.Context(click.Command(""))
 #: Command -> module with its ``command``, and what it does.
 _COMMANDS = {
     "run": ("run", "Run one method on one data set."),
-    "compare": ("compare", "Compare methods on a table of your own, or on that of a preset."),
+    "compare": ("compare", "Compare methods on your own table, or on that of a preset."),
     "predict": ("predict", "Predict new rows with the model of an earlier run."),
     "export": ("export", "Write a model of an earlier run as ONNX, skops or JSON."),
     "deploy-local": ("deploy", "Run one method on a SuperLink and SuperNodes of this machine."),
@@ -34,7 +34,7 @@ _COMMANDS = {
         "init",
         "Copy the Flower app of a method to a folder, where 'flwr run .' runs it at once.",
     ),
-    "audit": ("audit", "Try the known attacks on the papers' protocols and on the defaults."),
+    "audit": ("audit", "Run the known attacks on the protocols of the papers and on the defaults."),
     "new-method": (
         "new_method",
         "Write a package with a method of your own: a working example to change, with its test.",
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line; return its exit code."""
     try:
         code = app(arguments, standalone_mode=False)
         if code == _INTERRUPTED:
@@ -112,7 +112,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _code(error: click.ClickException) -> str:
-    """Return the code of what Click refuses: that of constructors and apps where they refuse it."""
+    """Return the code of an error of Click."""
     if isinstance(error, click.NoSuchOption):
         no_budget = error.option_name.startswith("--privacy-")
         return "FK-BUDGET-METHOD" if no_budget else "FK-OPTION-UNKNOWN"
@@ -128,7 +128,7 @@ def _code(error: click.ClickException) -> str:
 
 
 def _known(error: click.ClickException) -> str:
-    """Name the commands there are when an unknown one was asked for, and who keeps a budget."""
+    """Return known commands, or methods with privacy budgets, for an error."""
     place = (getattr(error, "ctx", None) or _NOWHERE).command_path
     of_audit = isinstance(error, click.NoSuchOption) or _MATRIX.intersection(str(error).split())
     if " audit" in place and of_audit:
@@ -150,7 +150,7 @@ def _known(error: click.ClickException) -> str:
 
 
 def _complain(text: str, exit_code: int, code: str = "") -> int:
-    """Say what is wrong in one line; an error of ours has its code in its text."""
+    """Print an error as one line."""
     line = " ".join(f"{text} [{code}]".split()) if code else " ".join(text.split())
     click.echo(f"fedkern: {line}", err=True)
     return exit_code

@@ -1,18 +1,19 @@
-"""``fedkern new-method``: a package with a method of one's own that works, to be changed."""
+"""``fedkern new-method``: a package with a working method to change."""
 
 from __future__ import annotations
 
 import keyword
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import Annotated
 
-import typer
+import click
 
 from fedkern_flwr.errors import OptionError
 
 from ..methods.registry import METHODS
-from .lazy import as_command
+from ..run.options import argument
+from .options import of_function
 
 _PROJECT = """\
 [build-system]
@@ -41,7 +42,7 @@ MOMENTS = Sum("moments", bound=1.0, rounds=True)
 
 
 class ${Class}Client(MethodClient):
-    """What runs beside the rows: self.x of shape (n, d), self.y or None."""
+    """What runs at the rows: self.x of shape (n, d), self.y or None."""
 
     labels_of_row = 0  # as in the method
 
@@ -108,32 +109,36 @@ def test_clients_may_vanish():
 '''
 
 
-def new_method(
-    name: Annotated[str, typer.Argument(help="Name of the method, such as my-method.")],
-    folder: Annotated[
-        str | None, typer.Option("--out", help="Where to write it (default: the name).")
-    ] = None,
-) -> None:
+@dataclass(frozen=True)
+class NewMethodOptions:
+    """Options of ``fedkern new-method``.
+
+    Attributes
+    ----------
+    name : str
+        Name of the method, such as my-method.
+    out : str or None
+        Where to write it (default: the name).
+    """
+
+    name: str = argument()
+    out: str | None = None
+
+
+def new_method(asked: NewMethodOptions) -> None:
     """Write a package with a method of your own: a working example to change, with its test.
 
-    Install it with 'pip install -e NAME'; then 'fedkern run NAME' is there.
+    Install it with 'pip install -e NAME', then use 'fedkern run NAME'.
     """
+    name = asked.name
     package = name.replace("-", "_")
     if not package.isidentifier() or not package.islower() or keyword.iskeyword(package):
-        raise OptionError(
-            f"{name!r} is no name of a method",
-            remedy="use small letters, digits and hyphens",
-            code="FK-METHOD-NAME",
-        )
+        raise OptionError(f"{name!r} is no name of a method", code="FK-METHOD-NAME")
     if name in METHODS:
-        raise OptionError(
-            f"there is a method {name} already", remedy="choose another name", code="FK-METHOD-NAME"
-        )
-    root = Path(folder or name)
+        raise OptionError(f"there is a method {name} already", code="FK-METHOD-NAME")
+    root = Path(asked.out or name)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise OptionError(
-            f"{root} is there already", remedy="choose another --out", code="FK-FOLDER-USED"
-        )
+        raise OptionError(f"{root} is there already", code="FK-FOLDER-USED")
     words = name.split("-")
     known = {
         "name": name,
@@ -150,8 +155,8 @@ def new_method(
         path = root / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(Template(text).substitute(known))
-        typer.echo(path)
-    typer.echo(f"next: pip install -e {root}; fedkern run {name} --data YOUR.csv")
+        click.echo(path)
+    click.echo(f"next: pip install -e {root}; fedkern run {name} --data YOUR.csv")
 
 
-command = as_command("new-method", new_method)
+command = of_function("new-method", new_method, NewMethodOptions)

@@ -1,15 +1,15 @@
-"""``fedkern node``: what the owner of a node decides, and what the node has answered."""
+"""``fedkern node``: policy, identity, processes and records of a node."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from fedkern_flwr.checkpoint import make_private_folder, write_atomically
 from fedkern_flwr.errors import OptionError
@@ -27,32 +27,42 @@ from fedkern_flwr.secure_sum.identity import (
 )
 
 from ..deployment.start import NO_THREADS, LogFormat, node_command
+from ..run.options import argument, declare, switch
 from .console import print_table
-from .node_records import clean_folders, freeze_rows, show_ledger, show_status
+from .node_records import (
+    CleanOptions,
+    FreezeOptions,
+    LedgerOptions,
+    StatusOptions,
+    clean_folders,
+    freeze_rows,
+    show_ledger,
+    show_status,
+)
+from .options import group, of_function
 
 IDENTITY, PUBLIC, TRUSTED = "identity", "identity.pub", "trusted"
 
-node_app = typer.Typer(
-    name="node", help="For the owner of a node.", no_args_is_help=True, add_completion=False
-)
-policy_app = typer.Typer(name="policy", help="What a node takes part in.", no_args_is_help=True)
-ledger_app = typer.Typer(name="ledger", help="What a node has answered.", no_args_is_help=True)
-node_app.add_typer(policy_app)
-node_app.add_typer(ledger_app)
-ledger_app.command("show")(show_ledger)
 
-_File = Annotated[Path, typer.Argument(help="TOML file of the policy.")]
-_Folder = Annotated[Path, typer.Option("--state-dir", help="The node's own folder.")]
+@dataclass(frozen=True, kw_only=True)
+class InitOptions:
+    """Options of ``fedkern node init``.
+
+    Attributes
+    ----------
+    partition_id : int
+        Number of the node, as all parties agreed.
+    state_dir : Path
+        Folder of the node.
+    """
+
+    partition_id: int = declare(limits=(0, None))
+    state_dir: Path = Path("state")
 
 
-@node_app.command("init")
-def init_node(
-    partition_id: Annotated[
-        int, typer.Option(min=0, help="The node's number, as all parties agreed.")
-    ],
-    state_dir: _Folder = Path("state"),
-) -> None:
-    """Make a node's folder with its identity key and its ledger; what is there stays."""
+def init_node(asked: InitOptions) -> None:
+    """Make the folder of a node, with identity key and ledger; keep what exists."""
+    state_dir, partition_id = asked.state_dir, asked.partition_id
     make_private_folder(state_dir)
     claim_folder(state_dir, partition_id)
     key, public = state_dir / IDENTITY, state_dir / PUBLIC
@@ -60,7 +70,7 @@ def init_node(
     raw = make_identity(key) if made else read_identity(key).public_key().public_bytes_raw()
     write_atomically(public, f"{trusted_line(partition_id, raw)}\n".encode())
     NodeLedger(state_dir, partition_id).make()
-    typer.echo(
+    click.echo(
         f"{'made' if made else 'kept'} {key}, which never leaves this machine\n"
         f"send {public} to every other party; its fingerprint, to compare by telephone, is\n"
         f"  {fingerprint(raw)}\n"
@@ -71,24 +81,36 @@ def init_node(
     )
 
 
-@node_app.command("trust")
-def trust_parties(
-    files: Annotated[list[Path], typer.Argument(help="Files identity.pub, the node's own too.")],
-    state_dir: _Folder = Path("state"),
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Also keys that differ from those pinned before.")
-    ] = False,
-) -> None:
+@dataclass(frozen=True)
+class TrustOptions:
+    """Options of ``fedkern node trust``.
+
+    Attributes
+    ----------
+    files : list of Path
+        Files identity.pub of the parties, including this node.
+    state_dir : Path
+        Folder of the node.
+    replace : bool
+        Also accept keys that differ from those pinned before.
+    """
+
+    files: list[Path] = argument()
+    state_dir: Path = Path("state")
+    replace: bool = switch()
+
+
+def trust_parties(asked: TrustOptions) -> None:
     """Pin the identity keys of the parties of a federation."""
+    state_dir = asked.state_dir
     place = state_dir / TRUSTED
     trusted = read_trusted(place) if place.exists() else {}
     own = state_dir / PUBLIC
-    for file in [*([own] if own.exists() else []), *files]:
+    for file in [*([own] if own.exists() else []), *asked.files]:
         for partition, raw in read_trusted(file).items():
-            if trusted.get(partition, raw) != raw and not replace:
+            if trusted.get(partition, raw) != raw and not asked.replace:
                 raise OptionError(
                     f"{file.name} has another key of partition {partition} than the one pinned",
-                    remedy="ask that party which is right; --replace takes the new one",
                     code="FK-IDENTITY-CHANGED",
                 )
             trusted[partition] = raw
@@ -96,102 +118,125 @@ def trust_parties(
     lines = [f"{trusted_line(partition, raw)}\n" for partition, raw in sorted(trusted.items())]
     write_atomically(place, "".join(lines).encode())
     for partition, raw in sorted(trusted.items()):
-        typer.echo(f"partition {partition:<4} {fingerprint(raw)}")
-    typer.echo(f"{place} has the keys of {len(trusted)} parties: compare the fingerprints")
+        click.echo(f"partition {partition:<4} {fingerprint(raw)}")
+    click.echo(f"{place} has the keys of {len(trusted)} parties: compare the fingerprints")
 
 
-node_app.command("status")(show_status)
-node_app.command("freeze")(freeze_rows)
-node_app.command("clean")(clean_folders)
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """Options of ``fedkern node start``.
+
+    Attributes
+    ----------
+    superlink : str
+        Host and port of the SuperLink.
+    node_config : Path
+        TOML file of the configuration of the node.
+    root_certificates : Path or None
+        Certificate of the authority that signed that of the SuperLink.
+    key : Path or None
+        Private key of the node.
+    port : int
+        Port on 127.0.0.1 for the processes of the node.
+    max_processes : int
+        Messages that are processed at a time.
+    message_seconds : float
+        Most seconds for a message.
+    message_gigabytes : float or None
+        Most memory for a message (default: three quarters of this machine).
+    metrics : Path or None
+        File for figures in the text format of Prometheus.
+    log_format : {"text", "json"}
+        Format of the log.
+    """
+
+    superlink: str
+    node_config: Path
+    root_certificates: Path | None = None
+    key: Path | None = None
+    port: int = declare(9094, limits=(1, 65535))
+    max_processes: int = declare(1, limits=(1, None))
+    message_seconds: float = declare(3600.0, limits=(1.0, None))
+    message_gigabytes: float | None = declare(None, limits=(0.1, None))
+    metrics: Path | None = None
+    log_format: LogFormat = "text"
 
 
-@node_app.command(
-    "start", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)
-def start_node(
-    context: typer.Context,
-    superlink: Annotated[str, typer.Option(help="Host and port of the SuperLink.")],
-    node_config: Annotated[Path, typer.Option(help="TOML file of the node's configuration.")],
-    root_certificates: Annotated[
-        Path | None, typer.Option(help="Certificate of who signed the SuperLink's.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option(help="The node's private key.")] = None,
-    port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1 for the node's processes.")
-    ] = 9094,
-    max_processes: Annotated[
-        int, typer.Option(min=1, help="Messages that are answered at a time.")
-    ] = 1,
-    message_seconds: Annotated[
-        float, typer.Option(min=1.0, help="What answering a message may take.")
-    ] = 3600.0,
-    message_gigabytes: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            help="Memory that answering a message may take.",
-            show_default="three quarters of the machine's",
-        ),
-    ] = None,
-    metrics: Annotated[
-        Path | None, typer.Option(help="File for figures in Prometheus' text format.")
-    ] = None,
-    log_format: Annotated[LogFormat, typer.Option(help="Of what it prints.")] = "text",
-) -> None:
-    """Start a SuperNode that stays warm: messages need not wait until Python has started.
+def start_node(asked: StartOptions) -> None:
+    """Start a warm SuperNode, which does not start Python for each message.
 
     Other options are those of flower-supernode.
     """
-    given = {"root-certificates": root_certificates}
-    given["auth-supernode-private-key"] = key
+    given = {"root-certificates": asked.root_certificates}
+    given["auth-supernode-private-key"] = asked.key
     arguments: list[str] = []
     for name, path in given.items():
         if path is not None:
             _refuse_unreadable(path, f"--{name}")
             arguments += [f"--{name}", str(path)]
-    fed_by_socket(read_config(node_config))
-    _refuse_taken(port)
+    fed_by_socket(read_config(asked.node_config))
+    _refuse_taken(asked.port)
     command = node_command(
-        superlink,
-        node_config,
-        [*arguments, *context.args],
-        port,
-        max_processes=max_processes,
-        message_seconds=message_seconds,
-        message_gigabytes=message_gigabytes,
-        metrics=metrics and str(metrics.resolve()),
-        log_format=log_format,
+        asked.superlink,
+        asked.node_config,
+        [*arguments, *click.get_current_context().args],
+        asked.port,
+        max_processes=asked.max_processes,
+        message_seconds=asked.message_seconds,
+        message_gigabytes=asked.message_gigabytes,
+        metrics=asked.metrics and str(asked.metrics.resolve()),
+        log_format=asked.log_format,
     )
     sys.stdout.flush()
     os.execve(command[0], command, {**os.environ, **NO_THREADS})
 
 
-@node_app.command("feed")
-def feed_stream(
-    node_config: Annotated[Path, typer.Option(help="TOML file of the node's configuration.")],
-) -> None:
-    """Take the rows that come to the socket of a node's stream; 'node start' does it by itself."""
+@dataclass(frozen=True)
+class FeedOptions:
+    """Options of ``fedkern node feed``.
+
+    Attributes
+    ----------
+    node_config : Path
+        TOML file of the configuration of the node.
+    """
+
+    node_config: Path
+
+
+def feed_stream(asked: FeedOptions) -> None:
+    """Read rows from the socket of a stream; 'node start' does this itself."""
     from ..deployment.feeder import feed
 
-    fed = fed_by_socket(read_config(node_config))
+    fed = fed_by_socket(read_config(asked.node_config))
     if fed is None:
         raise OptionError(
-            f"{node_config.name} names no socket as stream",
-            remedy='write stream = "unix:/path" or "127.0.0.1:PORT"; files need no feeder',
-            code="FK-STREAM-SOCKET",
+            f"{asked.node_config.name} names no socket as stream", code="FK-STREAM-SOCKET"
         )
     feed(*fed)
 
 
-@policy_app.command("show")
-def show_policy(
-    file: Annotated[Path | None, typer.Argument(help="TOML file; the defaults without.")] = None,
-    toml: Annotated[bool, typer.Option("--toml", help="As a file to begin with.")] = False,
-) -> None:
-    """Show what a node with this policy would accept."""
-    policy = NodePolicy() if file is None else read_policy(file)
-    if toml:
-        typer.echo(write_policy(policy), nl=False)
+@dataclass(frozen=True)
+class ShowOptions:
+    """Options of ``fedkern node policy show``.
+
+    Attributes
+    ----------
+    file : Path or None
+        TOML file of the policy; without it, the defaults.
+    toml : bool
+        Print a file to start from.
+    """
+
+    file: Path | None = argument(None)
+    toml: bool = switch()
+
+
+def show_policy(asked: ShowOptions) -> None:
+    """Show what a node with this policy accepts."""
+    policy = NodePolicy() if asked.file is None else read_policy(asked.file)
+    if asked.toml:
+        click.echo(write_policy(policy), nl=False)
         return
     changed = policy.changed
     rows = [
@@ -206,33 +251,33 @@ def show_policy(
     print_table(("rule", "value", "", "meaning"), rows)
 
 
-@policy_app.command("check")
-def check_policy(file: _File) -> None:
+@dataclass(frozen=True)
+class CheckOptions:
+    """Options of ``fedkern node policy check``.
+
+    Attributes
+    ----------
+    file : Path
+        TOML file of the policy.
+    """
+
+    file: Path = argument()
+
+
+def check_policy(asked: CheckOptions) -> None:
     """Check a policy; exit code 2 if a node would refuse it."""
-    changed = read_policy(file).changed
-    typer.echo(f"{file.name} is a policy; {len(changed)} rules are not at their defaults")
+    changed = read_policy(asked.file).changed
+    click.echo(f"{asked.file.name} is a policy; {len(changed)} rules are not at their defaults")
 
 
 def _refuse_unreadable(path: Path, option: str) -> None:
-    """Refuse a file that is not there, or not for this user.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse an unreadable file."""
     if not os.access(path, os.R_OK) or not path.is_file():
-        raise OptionError(
-            f"{option}: {path} cannot be read", remedy="check the path", code="FK-FILE-READ"
-        )
+        raise OptionError(f"{option}: {path} cannot be read", code="FK-FILE-READ")
 
 
 def _refuse_taken(port: int) -> None:
-    """Refuse a port on which somebody listens.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse a port in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -254,4 +299,28 @@ def _text(rule: str, value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-command = typer.main.get_command(node_app)
+#: ``fedkern node start`` passes further options on.
+_PASSED = {"allow_extra_args": True, "ignore_unknown_options": True}
+_POLICY = (
+    of_function("show", show_policy, ShowOptions),
+    of_function("check", check_policy, CheckOptions),
+)
+command = group(
+    "node",
+    "For the owner of a node.",
+    [
+        of_function("init", init_node, InitOptions),
+        of_function("trust", trust_parties, TrustOptions),
+        of_function("status", show_status, StatusOptions),
+        of_function("freeze", freeze_rows, FreezeOptions),
+        of_function("clean", clean_folders, CleanOptions),
+        of_function("start", start_node, StartOptions, context_settings=_PASSED),
+        of_function("feed", feed_stream, FeedOptions),
+        group("policy", "What a node takes part in.", _POLICY),
+        group(
+            "ledger",
+            "What a node has answered.",
+            [of_function("show", show_ledger, LedgerOptions)],
+        ),
+    ],
+)

@@ -1,30 +1,32 @@
-"""Options as Typer wants them: a command with a parameter for each."""
+"""Commands from options: a Click parameter for each, with short and full help."""
 
 from __future__ import annotations
 
-import inspect
-import typing
 from collections.abc import Callable, Collection, Iterable
 from copy import copy
+from dataclasses import MISSING
 from functools import partial
+from inspect import cleandoc
+from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
-import typer
 from rich.markup import escape
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from fedkern_flwr.options import gone, removed_value, take_out
+from fedkern_flwr.options import gone, members, removed_value, take_out
 
-from ..methods.registry import METHODS, family
-from ..run.options import PANELS, Option
-from .lazy import LazyCommand, as_command
+from ..run.options import ARGUMENTS, PANELS, Option, of_fields
+from .lazy import LazyCommand
 
 #: What the short help of every command shows; methods add theirs.
 _USUAL = {"data", "party", "label", "id_column", "test_size", "user", "item", "rounds", "engine"}
 _USUAL |= {"seed", "out"}
 _USUAL |= {"nodes", "predict", "trials", "allow_small_sums"}
+_TYPES = {int: click.INT, float: click.FLOAT, str: click.STRING, Path: click.Path(path_type=Path)}
+
+T = TypeVar("T")
 
 
 def by_method(
@@ -34,10 +36,11 @@ def by_method(
     run: Callable[[str, dict[str, Any]], None],
     options_of: Callable[[str], list[Option]],
 ) -> TyperGroup:
-    """Return a command with a command for each method, with the method's options."""
+    """Return a command with a subcommand for each method."""
+    from ..methods.registry import METHODS, family  # which load what other commands do not need
 
     def summary(method: str) -> str:
-        return (METHODS[method].__doc__ or "").strip().splitlines()[0]
+        return escape((METHODS[method].__doc__ or "").strip().splitlines()[0])
 
     def build(method: str) -> click.Command:
         usual = _USUAL | family(method).usual_options(method)
@@ -53,120 +56,140 @@ def by_method(
             take_out(method, {name: value for name, value in given.items() if value is not None})
             run(method, values)
 
-        return as_command(method, build_command(checked, [*found, *absent], summary(method), usual))
+        return command(method, summary(method), [*found, *absent], checked, usual)
 
-    found = TyperGroup(
+    lazy = [LazyCommand(one, partial(summary, one), partial(build, one)) for one in methods]
+    return group(name, text, lazy)
+
+
+def group(name: str, text: str, commands: Iterable[click.Command]) -> TyperGroup:
+    """Return a command with subcommands."""
+    return TyperGroup(
         name=name,
         help=text,
+        commands=[*commands],
         no_args_is_help=True,
         rich_markup_mode="rich",
         suggest_commands=False,  # Click does
     )
-    for method in methods:
-        told = partial(lambda name: escape(summary(name)), method)
-        found.add_command(LazyCommand(method, told, partial(build, method)))
-    return found
 
 
-def build_command(
-    run: Callable[[dict[str, Any]], None],
-    options: Iterable[Option],
+def of_function(name: str, run: Callable[[T], Any], kind: type[T], **more: Any) -> click.Command:
+    """Return a command for a function that takes a dataclass of options."""
+    text = escape(cleandoc(run.__doc__ or ""))
+    return command(name, text, of_fields(kind, ""), lambda values: run(kind(**values)), **more)
+
+
+def command(
+    name: str,
     text: str,
-    usual: Collection[str],
-) -> Callable[..., None]:
-    """Return a function with a parameter per option for Typer, which reads its signature.
+    options: Iterable[Option],
+    run: Callable[[dict[str, Any]], Any],
+    usual: Collection[str] | None = None,
+    **more: Any,
+) -> click.Command:
+    """Return a command with a parameter per option.
 
-    The help shows the ``usual`` ones; all of them with ``--help-all``.
+    Parameters
+    ----------
+    name : str
+        Name.
+    text : str
+        Help; lines of a paragraph are joined.
+    options : iterable of Option
+        Options, shown by panel.
+    run : callable
+        Called with name -> value; returns the exit code.
+    usual : collection of str, optional
+        Options of the short help; ``--help-all`` shows all.
+    **more
+        See :class:`click.Command`.
     """
+    panels = [ARGUMENTS, "", *PANELS]
+    ordered = sorted(options, key=lambda option: panels.index(option.panel))
+    shown = {o.name for o in ordered} if usual is None else usual
+    params = [_parameter(one, one.name not in shown) for one in ordered]
+    defaults = {o.name: o.default for o in ordered}
 
-    def command(**values: Any) -> None:
-        run(values)
+    def call(**values: Any) -> Any:
+        lists = {k: list(v) or defaults[k] for k, v in values.items() if isinstance(v, tuple)}
+        return run({**values, **lists})
 
-    command.__doc__ = escape(text)
-    return with_options(command, options, usual)
-
-
-def with_options(
-    function: Callable[..., None], options: Iterable[Option], usual: Collection[str]
-) -> Callable[..., None]:
-    """Return a function that has a parameter per option beside those it names, for Typer.
-
-    The help shows the ``usual`` ones; all of them with ``--help-all``.
-    """
-    ordered = sorted(options, key=lambda option: PANELS.index(option.panel))
-    named = inspect.signature(function, eval_str=True).parameters.values()
-    parameters = [
-        *(one for one in named if one.kind is not one.VAR_KEYWORD),
-        *(_parameter(option, option.name not in usual) for option in ordered),
-        _EVERY,
-    ]
-
-    def command(**values: Any) -> None:
-        del values[_EVERY.name]
-        function(**values)
-
-    command.__doc__ = function.__doc__
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
-
-
-def _show_all(context: typer.Context, asked: bool) -> None:
-    """Show the help with what is hidden."""
-    if not asked:
-        return
-    command = copy(context.command)
-    command.params = [copy(one) for one in command.params]
-    for one in command.params:
-        one.hidden = not getattr(one, "help", "")  # type: ignore[attr-defined]  # removed options
-    click.echo(command.get_help(context))
-    raise typer.Exit
-
-
-_EVERY = inspect.Parameter(
-    "help_all",
-    inspect.Parameter.KEYWORD_ONLY,
-    annotation=Annotated[
-        bool,
-        typer.Option(
-            "--help-all",
-            help="Show all options and exit.",
-            is_eager=True,
-            callback=_show_all,
-        ),
-    ],
-    default=False,
-)
-
-
-def _parameter(option: Option, hidden: bool) -> inspect.Parameter:
-    """Return an option as a parameter that Typer understands."""
-    kind, choices, optional = _read_type(option.type)
-    flag = option.flag
-    if not flag:
-        name = option.name.replace("_", "-")
-        flag = f"--{name}/--no-{name}" if kind is bool else f"--{name}"
-    annotation: Any = kind | None if optional else kind
-    chosen_of: Any = _Choice(option.name, choices) if choices else None
-    if kind is int and choices:  # a number or a word
-        chosen_of, annotation = _NumberOr(choices), Any
-    shown = typer.Option(
-        flag,
-        help=escape(option.help),  # brackets are not markup
-        rich_help_panel=option.panel,
-        click_type=chosen_of,
-        hidden=hidden,
+    return TyperCommand(
+        name,
+        callback=call,
+        params=[*params, *([] if usual is None else [_every()])],
+        help="\n\n".join(" ".join(part.split()) for part in text.split("\n\n")),
+        rich_markup_mode="rich",
+        **more,
     )
-    return inspect.Parameter(
-        option.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[annotation, shown],
-        default=option.default,
+
+
+def _every() -> click.Option:
+    """Return the option ``--help-all``."""
+
+    def show_all(context: click.Context, _: click.Parameter, asked: bool) -> None:
+        if not asked:
+            return
+        command = copy(context.command)
+        command.params = [copy(one) for one in command.params]
+        for one in command.params:
+            one.hidden = not getattr(one, "help", "")  # type: ignore[attr-defined]  # removed ones
+        click.echo(command.get_help(context))
+        context.exit()
+
+    return TyperOption(
+        param_decls=["--help-all"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show_all,
+        help="Show all options and exit.",
+    )
+
+
+def _parameter(option: Option, hidden: bool) -> click.Parameter:
+    """Return an option as a parameter of Click."""
+    kinds = [kind for kind in members(option.type) if kind is not NoneType]
+    words = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), option.choices)
+    (kind,) = [one for one in kinds if get_origin(one) is not Literal] or [str]
+    several, flag = get_origin(kind) is not None, option.flag
+    if several:  # sequences are of numbers
+        kind = get_args(kind)[0] if get_origin(kind) is list else float
+    taken: Any = None if kind is bool else _TYPES.get(kind)
+    if words:
+        taken = _NumberOr(words) if kind is int else _Choice(option.name, words)
+    elif option.limits is not None:
+        taken = (click.IntRange if kind is int else click.FloatRange)(*option.limits)
+    shown: dict[str, Any] = {
+        "type": taken,
+        "help": escape(option.help),  # brackets are not markup
+        "required": option.default is MISSING,
+        "default": None if option.default is MISSING else option.default,
+        "show_default": True,
+    }
+    if option.panel == ARGUMENTS:
+        if option.choices and not several:
+            shown["help"] += f" One of {', '.join(option.choices)}."
+        more = {"nargs": -1 if several else None, "metavar": option.metavar or None}
+        made = TyperArgument(param_decls=[option.name], **shown, **more)
+        made.help = shown["help"]  # which Click 8.5 drops
+        return made
+    if not flag:
+        flag = f"--{option.name.replace('_', '-')}"
+        flag += f"/--no-{flag[2:]}" * (kind is bool)
+    return TyperOption(
+        param_decls=[option.name, *flag.split()],
+        is_flag=True if kind is bool else None,
+        multiple=several,
+        hidden=hidden,
+        rich_help_panel=option.panel or None,
+        **shown,
     )
 
 
 class _Choice(click.Choice[str]):
-    """Words to choose of; those that went answer with what there is instead."""
+    """Choices; removed ones give their own error."""
 
     def __init__(self, name: str, choices: tuple[str, ...]) -> None:
         super().__init__(choices)
@@ -180,7 +203,7 @@ class _Choice(click.Choice[str]):
 
 
 class _NumberOr(click.ParamType):  # type: ignore[type-arg]
-    """A whole number or one of a few words."""
+    """A whole number or a word."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
         self.words, self.name = words, "|".join(("integer", *words))
@@ -193,21 +216,3 @@ class _NumberOr(click.ParamType):  # type: ignore[type-arg]
             return int(value)
         except ValueError:
             return str(self.fail(f"{value!r} is neither a number nor {', '.join(self.words)}"))
-
-
-def _read_type(hint: Any) -> tuple[Any, tuple[str, ...], bool]:
-    """Return (type for Typer, choices, whether None is allowed) of an annotation."""
-    optional = False
-    if get_origin(hint) in (typing.Union, type(int | None)):
-        words = [get_args(arg) for arg in get_args(hint) if get_origin(arg) is Literal]
-        if words and int in get_args(hint):
-            return int, words[0], False
-        (inner,) = (arg for arg in get_args(hint) if arg is not NoneType)
-        hint, optional = inner, True
-    if get_origin(hint) is Literal:
-        return str, get_args(hint), optional
-    if get_origin(hint) is list:
-        return hint, (), optional
-    if get_origin(hint) is not None:
-        return list[float], (), optional
-    return hint, (), optional

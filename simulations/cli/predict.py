@@ -1,89 +1,97 @@
-"""``fedkern predict``: a model of an earlier run, new rows, a file of predictions."""
+"""``fedkern predict``: predictions of a saved model for new rows."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.fitted import PREDICTOR, load_model
+from fedkern_flwr.tables.dialect import DIALECT
 
 from ..methods.new_rows import NewRows
 from ..methods.registry import family, open_run
-from ..run.folders import FORCE, check_target, used
+from ..run.folders import check_target, used
+from ..run.options import argument, declare, switch
 from ..run.party_files import FEATURES
 from .console import Screen
-from .lazy import as_command
-
-_ROWS = "use --data FILE, or --party FILE for every party's file"
+from .options import of_function
 
 
-def predict(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Run folder or saved model.")],
-    data: Annotated[
-        str | None, typer.Option(help="File with the columns of the training data.")
-    ] = None,
-    party: Annotated[
-        list[str] | None,
-        typer.Option(help="File of a party, once for each, instead of --data; matched by --id."),
-    ] = None,
-    id_column: Annotated[
-        str | None,
-        typer.Option(
-            "--id", help="Column of record ids (default: the run's if it is there, or row numbers)."
-        ),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option(help="CSV file (default: predictions.csv beside the model, or -2, -3)."),
-    ] = None,
-    sep: Annotated[
-        str | None, typer.Option(help="What parts the columns: a character, or tab.")
-    ] = None,
-    decimal: Annotated[str | None, typer.Option(help="Decimal mark: . or ,")] = None,
-    na: Annotated[
-        str | None, typer.Option(help="More marks of missing cells, separated by commas.")
-    ] = None,
-    dates: Annotated[
-        str | None, typer.Option(help="Order of dates: day-first, month-first or iso.")
-    ] = None,
-    header: Annotated[
-        bool | None, typer.Option("--header/--no-header", help="Whether the first line has names.")
-    ] = None,
-    client: Annotated[
-        int | None,
-        typer.Option(help="Of online methods: whose model predicts (default: the mean of all)."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help=FORCE)] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class PredictOptions:
+    """Options of ``fedkern predict``.
+
+    Attributes
+    ----------
+    model : str
+        Run folder or saved model.
+    data : str or None
+        File with the columns of the training data.
+    party : list of str
+        File of a party, once for each; rows are matched by --id.
+    id_column : str or None
+        Column of record ids (default: that of the run, or row numbers).
+    out : str or None
+        CSV file (default: predictions.csv next to the model).
+    sep : str or None
+        Separator of the columns: a character, or tab.
+    decimal : str or None
+        Decimal mark: . or ,
+    na : str or None
+        More marks of missing cells, separated by commas.
+    dates : str or None
+        Order of dates: day-first, month-first or iso.
+    header : bool or None
+        Whether the first line has names.
+    client : int or None
+        Online methods: client that predicts (default: mean of all models).
+    force : bool
+        Replace what an earlier command left in --out.
+    quiet : bool
+        Show nothing but errors.
+    """
+
+    model: str = argument()
+    data: str | None = None
+    party: list[str] = declare(())
+    id_column: str | None = None
+    out: str | None = None
+    sep: str | None = None
+    decimal: str | None = None
+    na: str | None = None
+    dates: str | None = None
+    header: bool | None = None
+    client: int | None = None
+    force: bool = switch()
+    quiet: bool = switch()
+
+
+def predict(asked: PredictOptions) -> None:
     """Predict new rows with the model of an earlier run."""
-    screen = Screen(quiet)
-    path = Path(model)
+    screen, out, party = Screen(asked.quiet), asked.out, asked.party
+    path = Path(asked.model)
     place = path.parent if path.is_file() else path
     of_run = path.name in ("model.npz", PREDICTOR) and (place / "config.json").is_file()
     alone = path.is_file() and not of_run  # the file of save()
     run = None if alone else _open(place)
-    target = Path(out) if out else _free(place / "predictions.csv", force=force)
+    target = Path(out) if out else _free(place / "predictions.csv", force=asked.force)
     check_target(target, "--out")
-    if (data is None) == (not party):
-        raise OptionError(
-            "new rows are in one file or in files of parties", remedy=_ROWS, code="FK-PREDICT-ROWS"
-        )
-    if data is not None and not Path(data).is_file():
-        raise TableError(f"there is no file {data}", remedy="check the path", code="FK-FILE-READ")
-    dialect = {"sep": sep, "decimal": decimal, "na": na, "dates": dates, "header": header}
-    rows: Any = [one.removesuffix(FEATURES) for one in party] if party else Path(str(data))
+    if (asked.data is None) == (not party):
+        raise OptionError("new rows are in one file or in files of parties", code="FK-PREDICT-ROWS")
+    if asked.data is not None and not Path(asked.data).is_file():
+        raise TableError(f"there is no file {asked.data}", code="FK-FILE-READ")
+    dialect = {key: getattr(asked, key) for key in DIALECT if hasattr(asked, key)}
+    rows: Any = [one.removesuffix(FEATURES) for one in party] if party else Path(str(asked.data))
 
     def writable() -> Path:
-        if out and target.exists() and not force:
+        if out and target.exists() and not asked.force:
             raise used(target)
         return target
 
-    new = NewRows(rows, id_column, writable, client, dialect)
+    new = NewRows(rows, asked.id_column, writable, asked.client, dialect)
     if run is None:
         whole = load_model(path)
         own, (made, left_out) = family(whole.method), new.predict(whole)
@@ -95,13 +103,13 @@ def predict(
 
 
 def _free(path: Path, *, force: bool) -> Path:
-    """Return a path, or one with a number behind its name if a file is there already."""
+    """Return a free path, with a number if needed."""
     numbered = (path.with_stem(f"{path.stem}-{number}") for number in range(2, 10**6))
     return path if force else next(one for one in chain([path], numbered) if not one.exists())
 
 
 def _open(place: Path) -> dict[str, Any]:
-    """Return the configuration of a run that was simulated."""
+    """Return the configuration of a simulated run."""
     folder, config = open_run(place)
     if config["engine"] == "deployment":
         raise OptionError(
@@ -113,4 +121,4 @@ def _open(place: Path) -> dict[str, Any]:
     return config
 
 
-command = as_command("predict", predict)
+command = of_function("predict", predict, PredictOptions)

@@ -19,6 +19,7 @@ from fedkern_flwr.tables import plain_notes
 
 from ...strategies import Method
 from ..engines.ray_cluster import check_ray_address
+from ..methods.common import CONFUSION, tables_of
 from ..methods.experiment import run_entries, summarise, versions
 from ..methods.registry import METHODS, complete_settings, family, method, open_run, options
 from ..run.data import Prepared
@@ -35,7 +36,7 @@ _WIDEST = 9  # columns of a table that is shown
 
 
 def run_options(name: str) -> list[Option]:
-    """Return the options of a run: those of the method, and those of its family."""
+    """Return the options of a run."""
     shared = {o.name: o for o in family(name).parameters()}
     own = (o for o in options(method(name)) if o.name not in shared)
     return [*shared.values(), *of_fields(TrackOptions), *own]
@@ -43,7 +44,7 @@ def run_options(name: str) -> list[Option]:
 
 @ended_by_signals()
 def run_method(name: str, values: dict[str, Any]) -> None:
-    """Run a method with the options of the command line, show and save the result."""
+    """Run a method; show and save the result."""
     screen = Screen(values["quiet"], values["json_target"])
     tell = json_writer(values["json_target"])
     address = values["ray_address"]
@@ -95,7 +96,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
 
 
 def _read(screen: Screen, config: dict[str, Any]) -> tuple[Prepared, float]:
-    """Return the data of a run's settings, and the seconds it took to read them."""
+    """Return the data of a run, and the seconds to read them."""
     began = time.perf_counter()
     with screen.status("reading the table"):
         prepared = prepare_data(config)
@@ -110,7 +111,7 @@ def prepare_data(config: dict[str, Any]) -> Prepared:
 
 
 def all_notes(config: dict[str, Any], prepared: Prepared) -> list[str]:
-    """Return what was done to the options of a run, and to its data."""
+    """Return notes on options and data."""
     return [*config.get("notes", ()), *prepared.notes]
 
 
@@ -142,10 +143,6 @@ def _execute(
         bar.update(label, done, total)
         track.update(label, done, total)
 
-    def watch(metrics: Mapping[str, Any]) -> None:
-        bar.watch(metrics)
-        track.watch(metrics)
-
     try:
         with screen.progress() as bar:
             run_entries(
@@ -163,7 +160,7 @@ def _execute(
                 ray_address=ray_address,
                 progress=progress,
                 work=bar.work,
-                watch=watch,
+                watch=track.watch,
                 measure=lambda strategy: own.measure(strategy, prepared, config),
                 draw_done=draw_done,
             )
@@ -187,7 +184,7 @@ def _execute(
 def _seconds_by_part(
     read: float, draws: Sequence[Mapping[str, Any]], drawn: float
 ) -> dict[str, float]:
-    """Return where the time of a run went; the draws are added up."""
+    """Return the seconds of each part of a run, summed over runs."""
     parts = {
         part: sum(draw.get("seconds_by_part", {}).get(part, 0.0) for draw in draws)
         for part in get_args(Part)
@@ -203,7 +200,7 @@ def save_result(
     artifacts: dict[str, str],
     first: list[list[str]] | None = None,
 ) -> dict[str, Any]:
-    """Save what a run found, with its settings and the files beside it; return all of it."""
+    """Save result, tables and report; return the result."""
     whole = {"predictor": PREDICTOR} if (folder.path / PREDICTOR).is_file() else {}
     written = {f"{name}_table": f"{name}.csv" for name in found.get("tables", {})}
     for name, rows in found.get("tables", {}).items():
@@ -211,13 +208,13 @@ def save_result(
     listed = {**ARTIFACTS, **whole, **written, **artifacts, "report": REPORT}
     result = {**_result(config, prepared, found), "artifacts": listed}
     rows = family(config["method"]).rows(result)
-    write_run_report(folder.path, *_heads(result), rows, result, first or ())
+    write_run_report(folder.path, *_heads(result), rows, tables_of(result), result, first or ())
     folder.save_result(result)
     return result
 
 
 def _result(config: dict[str, Any], prepared: Prepared, found: dict[str, Any]) -> dict[str, Any]:
-    """Return what a run found with its settings, and null for what was not checked."""
+    """Return the result with settings, and null for comparisons that were not made."""
     facts = prepared.facts()
     if facts.get("class_names") and "held_out" in found:
         names = facts["class_names"]
@@ -237,16 +234,16 @@ def _result(config: dict[str, Any], prepared: Prepared, found: dict[str, Any]) -
 
 
 def _heads(result: dict[str, Any]) -> tuple[str, str]:
-    """Return title and second line of what a run shows."""
+    """Return title and subtitle."""
     own, config = family(result["method"]), result["config"]
-    draws = f", {config['runs']} {own.draws}" if config.get("runs", 1) > 1 else ""
-    return method(result["method"]).title, f"{own.size(config)}, {result['engine']}{draws}"
+    runs = f", {config['runs']} runs" if config.get("runs", 1) > 1 else ""
+    return method(result["method"]).title, f"{own.size(config)}, {result['engine']}{runs}"
 
 
 def _plots(
     folder: RunFolder, entry: Entry, prepared: Prepared, summary: dict[str, Any]
 ) -> dict[str, str]:
-    """Draw what matplotlib can draw; a SuperNode's installation has none."""
+    """Draw the plots of a run, if Matplotlib is installed."""
     if find_spec("matplotlib") is None:
         return {}
     made = family(entry.method).plots(folder.plots, entry.label, summary)
@@ -257,7 +254,7 @@ def _plots(
 def held_out_plots(
     folder: RunFolder, prepared: Prepared, summary: dict[str, Any]
 ) -> dict[str, str]:
-    """Draw what is known of held-out rows, where there is matplotlib; return name -> file."""
+    """Draw plots of held-out rows, if Matplotlib is installed."""
     if find_spec("matplotlib") is None:
         return {}
     made = prepared.plot_held_out(folder.plots, summary)
@@ -265,18 +262,18 @@ def held_out_plots(
 
 
 def _explain(screen: Screen, values: dict[str, Any], columns: list[dict[str, Any]]) -> None:
-    """Show what became of the columns, where it was asked for."""
+    """Show how columns were encoded, if requested."""
     if values.get("explain_columns") and columns:
         heads = ("column", "kind", "text", "outputs")
         rows = [[escape(str(one[head])) for head in heads] for one in columns]
-        titles = ["column", "holds", "became", "columns"]
-        screen.table("What became of the columns", titles, rows, text=3)
+        titles = ["column", "type", "encoding", "columns"]
+        screen.table("Encoding of the columns", titles, rows, text=3)
 
 
 def show_tables(screen: Screen, result: Mapping[str, Any]) -> None:
-    """Show the tables that a method made, but for wide ones, which are in files."""
-    for name, (heads, *rows) in result.get("tables", {}).items():
-        if len(heads) <= _WIDEST:
+    """Show the tables of a run except wide ones, which are in files."""
+    for name, (heads, *rows) in tables_of(result).items():
+        if len(heads) <= _WIDEST or name == CONFUSION:
             cells = [[escape(cell) for cell in row] for row in rows]
             screen.table(name.capitalize(), [escape(head) for head in heads], cells)
 

@@ -1,4 +1,4 @@
-"""Methods with scikit-learn's habits: ``fit(X, y)`` deals a table to parties in this process."""
+"""Methods as scikit-learn estimators: ``fit(X, y)`` deals a table to parties in this process."""
 
 try:
     import sklearn  # noqa: F401

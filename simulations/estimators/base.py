@@ -1,4 +1,4 @@
-"""What all estimators do: deal a table, run a method in process, predict in one place."""
+"""Base classes of the estimators."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ REPEATED = {
     "check_sample_weight_equivalence_on_dense_data": "a row of weight 2 is one row to the scaling "
     "and the folds, and a row that is repeated is two"
 }
-#: Losses whose outputs are probabilities by themselves.
+#: Losses with outputs that are probabilities.
 _LIKELY = ("square", "logistic")
 _HELD_OUT = 0.2  # of the rows, in the second run of other losses
 _LEAST_SLOPE = 1e-6  # so that the class of the largest output is never the least probable one
@@ -61,21 +61,21 @@ _FRAMES = ("__dataframe__", "__arrow_c_stream__")
 
 
 class Federated(BaseEstimator):  # type: ignore[misc]
-    """A method whose parties are simulated in this process, with scikit-learn's habits.
+    """Estimator with simulated parties in this process.
 
-    Parameters are options of ``fedkern run`` by the same names and with the same defaults, but for
-    ``parties`` and for ``held_out``, which is ``test_size``.
+    Parameters have names and defaults of ``fedkern run``, except ``parties`` and ``held_out``
+    (``test_size``).
 
     Attributes
     ----------
     strategy_ : Method
-        The strategy of the run: ``metrics_``, ``history_``, ``privacy()``.
+        Strategy of the run: ``metrics_``, ``history_``, ``privacy()``.
     ledger_ : Ledger
         Exchanges and bytes of the run.
     model_ : FittedModel
-        What predicts new rows.
+        Model that predicts new rows.
     n_features_in_, feature_names_in_
-        Columns of the table; the names only where it has some.
+        Columns of the table; names if it has some.
     """
 
     #: Of the method, and the option that ``parties`` is.
@@ -97,21 +97,21 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     model_: FittedModel
 
     def __sklearn_tags__(self) -> Any:
-        """Return what scikit-learn should know: gaps are taken, labels are needed."""
+        """Return tags of scikit-learn: gaps are allowed, labels are needed."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.target_tags.required = True
         return tags
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn from rows and labels; return the estimator.
+        """Fit the model to rows and labels.
 
         Parameters
         ----------
         X : array, shape (n, d), or data frame
-            Numbers; of a data frame text, dates and booleans as well. Cells may be missing.
+            Numbers; data frames may also have text, dates and booleans. Cells may be missing.
         y : array, shape (n,)
-            Labels of two classes or more, of any type; or numbers.
+            Labels of at least two classes, of any type; or numbers.
 
         Raises
         ------
@@ -127,10 +127,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     def _weighted(
         self, x: Any, labels: NDArray[Any], sample_weight: Any
     ) -> tuple[Any, NDArray[Any], Floats | None]:
-        """Return the rows that count, their labels, and what each counts; None if all alike.
-
-        A row without weight is left out at all parties, as if it had not been given.
-        """
+        """Return rows with positive weight, their labels and weights; None if all are equal."""
         shares = getattr(self, "class_weight", None)
         if not (isinstance(shares, Mapping) and self._takes_weights):
             shares = None
@@ -146,13 +143,13 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         return _safe_indexing(x, keep), labels[keep], own[keep]
 
     def expected_failed_checks(self) -> dict[str, str]:
-        """Return the checks of ``check_estimator`` that fail, each with the reason."""
+        """Return checks of ``check_estimator`` that fail, with reasons."""
         return dict(self._failing)
 
     def _fit(
         self, x: Any, labels: Floats, classes: tuple[str, ...], weights: Floats | None
     ) -> Self:
-        """Run the method on all rows, with nodes whose ledgers are of this run alone."""
+        """Run the method on all rows, with ledgers of this run only."""
         with refusals(), quiet():
             table = replace(self._table(x, labels, classes), weights=weights)
             self.strategy_, self.model_ = self._run(table, self._values(table))
@@ -165,7 +162,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _run(self, table: Table, values: Mapping[str, Any]) -> tuple[Method, FittedModel]:
-        """Run the method with the values of a command line."""
+        """Run the method with command line values."""
         own, runs = family(self._method), list[tuple[Method, FittedModel]]()
         with tempfile.TemporaryDirectory(prefix="fedkern-") as folder:
             config = own.config(self._method, values)
@@ -195,7 +192,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         return runs[0]
 
     def _calibrate(self, table: Table) -> None:
-        """Take the probabilities of a second run, which holds rows out."""
+        """Take the probabilities from a second run with held-out rows."""
         values = {**self._values(table), **self._chosen(), "test_size": _HELD_OUT}
         try:
             _, other = self._run(table, values)
@@ -210,11 +207,11 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         self.model_ = replace(self.model_, meta=meta)
 
     def _chosen(self) -> dict[str, Any]:
-        """Return options that the run has chosen, which a second run need not choose again."""
+        """Return chosen options for a second run."""
         return {}
 
     def _values(self, table: Table) -> dict[str, Any]:
-        """Return the values of a command line that would run this."""
+        """Return command line values for this run."""
         own, mine = family(self._method), self.get_params(deep=False)
         known = {o.name: o.default for o in [*options(method(self._method)), *own.parameters()]}
         more = take_out(self._method, mine.pop("options", None) or {}, known=known)
@@ -241,11 +238,11 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         return {**known, **chosen, **self._dealt(parties, len(table.columns))}
 
     def _dealt(self, parties: dict[str, int], columns: int) -> dict[str, Any]:
-        """Return the options that say who holds what of so many columns."""
+        """Return options that split so many columns."""
         return parties
 
     def _least_parties(self) -> int:
-        """Return the fewest parties that the method has."""
+        """Return the least number of parties."""
         return 2
 
     def _loss(self) -> str:
@@ -253,7 +250,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         return "margin"
 
     def _table(self, x: Any, y: Floats | None, classes: tuple[str, ...] = ()) -> Table:
-        """Return rows as a table; those to predict have the columns of the rows learned from."""
+        """Return rows as a table with the training columns."""
         label = None if y is None else "y"
         if not _is_frame(x):
             return Table(x, y, tuple(f"x{k}" for k in range(x.shape[1])), label, classes=classes)
@@ -279,12 +276,12 @@ class Federated(BaseEstimator):  # type: ignore[misc]
 
 
 class Classifier(ClassifierMixin, Federated):  # type: ignore[misc]
-    """Tells classes.
+    """Classifier.
 
     Attributes
     ----------
     classes_ : ndarray
-        The labels, sorted.
+        Labels, sorted.
     """
 
     def _learn(self, X: Any, y: Any, sample_weight: Any) -> Self:
@@ -302,7 +299,7 @@ class Classifier(ClassifierMixin, Federated):  # type: ignore[misc]
         return self
 
     def decision_function(self, X: Any) -> Floats:
-        """Return the scores of rows: shape (n,) for two classes, else (n, classes)."""
+        """Return scores, shape (n,) for two classes, else (n, classes)."""
         found = self._outputs(X)
         return found[:, 0] if found.shape[1] == 1 else found
 
@@ -314,15 +311,13 @@ class Classifier(ClassifierMixin, Federated):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> Floats:
         """Return the probability of each class, shape (n, classes).
 
-        Calibrated on held-out rows where ``held_out`` is above 0; else of least squares
-        (1 + f) / 2 within [0, 1] and of the logistic loss 1 / (1 + exp(-f)), of several classes
-        divided by their sum. Scores of a margin are no probabilities: ``fit`` makes a second run
-        that holds out a fifth of the rows, and its calibration is used with the model of all rows.
-        Where there are too few rows to hold some out, they are read as those of the logistic loss.
+        With ``held_out`` above 0 they are calibrated on held-out rows. Otherwise least squares give
+        (1 + f) / 2 within [0, 1] and the logistic loss 1 / (1 + exp(-f)), normalised over several
+        classes. For scores of a margin, ``fit`` makes a second run that holds out a fifth of the
+        rows, and uses its calibration; with too few rows they are read as logistic.
 
-        The class that is predicted is the most probable one. It need not be with ``held_out`` or
-        ``class_weight`` and two classes: then a row is of the second one from the probability
-        ``model_.calibration.threshold`` on.
+        The predicted class is the most probable one. With ``held_out`` or ``class_weight`` and two
+        classes, the second class is predicted from ``model_.calibration.threshold`` on.
         """
         found = self._outputs(X)
         calibration = self.model_.calibration
@@ -348,27 +343,27 @@ class Regressor(RegressorMixin, Federated):  # type: ignore[misc]
         return {**super()._values(table), "task": "regression"}
 
     def predict(self, X: Any) -> Floats:
-        """Return the number of each row, shape (n,)."""
+        """Return the predicted numbers, shape (n,)."""
         return self._outputs(X)[:, 0]
 
 
 class Weighted(Federated):
-    """A method whose rows may have weights."""
+    """A method with weights of rows."""
 
     _takes_weights, _failing = True, REPEATED
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from rows and labels; return the estimator.
+        """Fit the model to rows and labels.
 
         Parameters
         ----------
         X : array, shape (n, d), or data frame
-            Numbers; of a data frame text, dates and booleans as well. Cells may be missing.
+            Numbers; data frames may also have text, dates and booleans. Cells may be missing.
         y : array, shape (n,)
-            Labels of two classes or more, of any type; or numbers.
+            Labels of at least two classes, of any type; or numbers.
         sample_weight : array, shape (n,), or None (default: None)
-            What each row counts. One party alone learns from the labels, so that no message has
-            anything of it. Scaling and folds are those of the rows, whatever they count.
+            Weights of the rows, known only to the party with the labels. They do not change scaling
+            and folds.
 
         Raises
         ------
@@ -383,7 +378,7 @@ def _is_frame(x: Any) -> bool:
 
 
 def _rows(estimator: Any, x: Any, y: Any = None, *, reset: bool, numbers: bool = False) -> Any:
-    """Check rows, and labels where they are learned from, as scikit-learn does; return them."""
+    """Check rows and labels as scikit-learn does."""
     told = {} if not reset else {"y": y}
     if not _is_frame(x) and hasattr(x, "to_pandas"):  # a datasets.Dataset
         x = x.to_pandas()
@@ -403,7 +398,7 @@ def _rows(estimator: Any, x: Any, y: Any = None, *, reset: bool, numbers: bool =
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Raise ``ValueError`` where table or parameters cannot be used, as scikit-learn does."""
+    """Raise ``ValueError`` for tables or parameters that cannot be used."""
     try:
         yield
     except FedKernError as error:
@@ -414,7 +409,7 @@ def refusals() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Log errors only: what else there is to say, ``strategy_`` knows, as of every run."""
+    """Log errors only; ``strategy_`` has warnings."""
     loggers = [logging.getLogger(name) for name in ("fedkern_flwr", "flwr")]
     levels = [logger.level for logger in loggers]
     try:

@@ -1,4 +1,4 @@
-"""The methods as estimators: FedCG, FDSKL, Secure Gram and HierarchicalSVM."""
+"""Estimators of FedCG, FDSKL, Secure Gram and HierarchicalSVM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .base import BALANCED_ALONE, REPEATED, Classifier, Federated, Regressor, We
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _Dealt(Federated):
-    """What the estimators of all methods take, see their pages."""
+    """Parameters of all estimators."""
 
     parties: int = 4
     scaling: Scaling = "auto"
@@ -35,24 +35,23 @@ class _FedCG(_Dealt):
     parties : int (default: 4)
         Hospitals and centres.
     centres : int (default: 2)
-        Those of them that hold columns only; fewer where the table has not a column for each. One
-        is allowed here, where all are one's own.
+        Centres among them, which hold columns only; fewer for narrow tables. One is allowed.
     split : {"iid", "dirichlet"} (default: "iid")
-        How rows are dealt to hospitals.
+        Split of the rows among hospitals.
     alpha : float (default: 0.5)
         Concentration of the Dirichlet split.
     landmarks : int or "auto" (default: "auto")
-        m.
+        Number of landmarks, m.
     kernel : {"rbf", "laplacian"} (default: "rbf")
-        The kernel, of all columns.
+        Kernel of all columns.
     gamma, regularization : float or None (default: None)
-        Width and lambda; by default chosen in the run, see ``tune``.
+        Width and lambda (default: chosen in the run, see ``tune``).
     tune : {"auto", "folds", "gcv", "off"} (default: "auto")
-        How they are chosen.
+        How gamma and lambda are chosen.
     scaling : {"auto", "rank", "range", "none"} (default: "auto")
-        How numbers are scaled.
+        Scaling of numbers.
     held_out : float (default: 0.0)
-        Share of the rows that calibrates probabilities and is not learned from.
+        Share of the rows held out to calibrate probabilities.
     options : mapping or None (default: None)
         Further options of ``fedkern run fed-cg``, such as ``{"basis": "fourier"}``.
     random_state : int, RandomState or None (default: 0)
@@ -86,9 +85,8 @@ class _FedCG(_Dealt):
 class FedCGClassifier(Classifier, _FedCG):
     __doc__ = f"""Classes by FedCG. {_FedCG.__doc__}
     class_weight : {{"balanced"}} or None (default: None)
-        Rows of rare classes count so much that all classes count alike. Others are not taken, nor
-        is ``sample_weight``: hospitals send the server sums of their rows, and weights of one's
-        choice would make such a sum that of a few rows.
+        Whether classes have equal weight. Other weights and ``sample_weight`` are refused: with
+        them a sum of a hospital could be that of a few rows.
     """
 
     _failing = BALANCED_ALONE
@@ -101,7 +99,7 @@ class FedCGRegressor(Regressor, _FedCG):
 
 
 class _Columns(_Dealt):
-    """A party has one column or more: of a narrow table there are fewer parties."""
+    """Parties with a column or more each; fewer parties for a narrow table."""
 
     def _dealt(self, parties: dict[str, int], columns: int) -> dict[str, Any]:
         if columns < 2:
@@ -120,21 +118,20 @@ class _FDSKL(_Columns):
     Parameters
     ----------
     parties : int (default: 4)
-        Parties with columns; fewer where the table has not one for each. Two are allowed here,
-        where all are one's own.
+        Parties with columns; fewer for narrow tables. Two are allowed.
     features : int or None (default: None)
-        Directions, by default 2000.
+        Number of directions (default: 2000).
     kernel : {"rbf", "laplacian"} (default: "rbf")
-        The kernel, of all columns.
+        Kernel of all columns.
     gamma, regularization : float or None (default: None)
-        Width and lambda; by default chosen by cross-validation at the party with the labels.
+        Width and lambda (default: cross-validation at the party with the labels).
     loss : {"square", "logistic", "smooth-hinge"} or None (default: None)
-        By default smooth hinge for classes and square for numbers.
+        Loss (default: smooth-hinge for classes, square for numbers).
     scaling : {"auto", "rank", "standard", "range", "none"} (default: "auto")
-        How numbers are scaled.
+        Scaling of numbers.
     held_out : float (default: 0.0)
-        Share of the rows that calibrates probabilities and is not learned from. At 0 scores of a
-        margin are calibrated by a second run, and the model learns from all rows.
+        Share of the rows held out to calibrate probabilities; at 0, a second run calibrates scores
+        of a margin.
     options : mapping or None (default: None)
         Further options of ``fedkern run fdskl``, such as ``{"kernel": "laplacian"}``.
     random_state : int, RandomState or None (default: 0)
@@ -160,13 +157,13 @@ class _FDSKL(_Columns):
 class FDSKLClassifier(Weighted, Classifier, _FDSKL):
     __doc__ = f"""Classes by FDSKL. {_FDSKL.__doc__}
     class_weight : mapping, {{"balanced"}} or None (default: None)
-        What the rows of each class count, or so much that all classes count alike.
+        Weights of the classes, or equal weight of all.
     """
 
     _failing = {  # noqa: RUF012
         **REPEATED,
         "check_methods_subset_invariance": "features of 16-bit phases are float32, so that the "
-        "last digits of a row depend on the rows beside it; with phase_bits 32 they do not",
+        "last digits of a row depend on the other rows; with phase_bits 32 they do not",
     }
 
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
@@ -178,23 +175,23 @@ class FDSKLRegressor(Weighted, Regressor, _FDSKL):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class _SecureGram(_Columns):
-    """Columns dealt in order to parties; a machine learns from the matrix that they sum.
+    """Columns dealt in order to parties; a model is trained on the matrix that they sum.
 
     Parameters
     ----------
     parties : int (default: 4)
-        Parties with columns; fewer where the table has not one for each.
+        Parties with columns; fewer for narrow tables.
     kernel : {"linear", "poly", "rbf", "cosine"} (default: "rbf")
-        The kernel, made of the exact matrix of products.
+        Kernel, from the exact matrix of products.
     gamma, cost : float or None (default: None)
-        Width, and C of ``svc`` or lambda of ``ridge``; by default chosen by cross-validation.
+        Width, and C of ``svc`` or lambda of ``ridge`` (default: cross-validation).
     learner : {"svc", "ridge"} (default: "svc")
-        The machine.
+        Model on the kernel.
     scaling : {"auto", "rank", "range"} (default: "auto")
-        How numbers are scaled.
+        Scaling of numbers.
     held_out : float (default: 0.0)
-        Share of the rows that calibrates probabilities and is not learned from. At 0 scores of a
-        margin are calibrated by a second run, and the model learns from all rows.
+        Share of the rows held out to calibrate probabilities; at 0, a second run calibrates scores
+        of a margin.
     options : mapping or None (default: None)
         Further options of ``fedkern run secure-gram``, such as ``{"fraction_bits": 30}``.
     random_state : int, RandomState or None (default: 0)
@@ -217,7 +214,7 @@ class _SecureGram(_Columns):
 class SecureGramClassifier(Weighted, Classifier, _SecureGram):
     __doc__ = f"""Classes by Secure Gram. {_SecureGram.__doc__}
     class_weight : mapping, {{"balanced"}} or None (default: None)
-        What the rows of each class count, or so much that all classes count alike.
+        Weights of the classes, or equal weight of all.
     """
 
     class_weight: Mapping[Any, float] | Literal["balanced"] | None = None
@@ -236,18 +233,18 @@ class _Hierarchical(_Dealt):
     parties : int (default: 4)
         Users, each with rows of its own.
     groups : int or None (default: None)
-        Groups of users, each with an agent; by default all users are around the server.
+        Groups with an agent each (default: none).
     split : {"iid", "dirichlet"} (default: "iid")
-        How rows are dealt to users.
+        Split of the rows among users.
     alpha : float (default: 0.5)
         Concentration of the Dirichlet split.
     C : float or None (default: None)
-        Weight of the losses, by default chosen in the run.
+        Weight of the losses (default: chosen in the run).
     scaling : {"auto", "rank", "standard", "range", "none"} (default: "auto")
-        How numbers are scaled.
+        Scaling of numbers.
     held_out : float (default: 0.0)
-        Share of the rows that calibrates probabilities and is not learned from. At 0 scores of a
-        margin are calibrated by a second run, and the model learns from all rows.
+        Share of the rows held out to calibrate probabilities; at 0, a second run calibrates scores
+        of a margin.
     options : mapping or None (default: None)
         Further options of ``fedkern run hierarchical-svm``, such as ``{"rounds": 400}``.
     random_state : int, RandomState or None (default: 0)
@@ -269,11 +266,10 @@ class _Hierarchical(_Dealt):
 class HierarchicalSVMClassifier(Classifier, _Hierarchical):
     __doc__ = f"""Classes by HierarchicalSVM. {_Hierarchical.__doc__}
     model : {{"linear", "rbf", "logistic"}} (default: "linear")
-        What is learned.
+        Model.
     class_weight : {{"balanced"}} or None (default: None)
-        Rows of rare classes count so much that all classes count alike. Others are not taken, nor
-        is ``sample_weight``: users check the weights of a run by their own labels, as weights of
-        one's choice would make a sum of models that of a few rows.
+        Whether classes have equal weight. Other weights and ``sample_weight`` are refused: with
+        them a sum of models could be that of a few rows.
     """
 
     _failing = BALANCED_ALONE

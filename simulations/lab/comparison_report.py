@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedkern_flwr.tables.table import how_many
+
 from ..methods.common import Column
 from ..methods.experiment import versions
 from ..run import drawing
@@ -242,9 +244,7 @@ def _slug(text: str) -> str:
 
 
 def _caption(chosen: Preset, comparison: Comparison) -> str:
-    draws = comparison.section.family.draws
-    shares = len(comparison.entries[0].results)
-    repeated = f"{shares} {draws}" if shares > 1 else f"one {draws.removesuffix('s')}"
+    repeated = how_many(len(comparison.entries[0].results), "run")
     caption = comparison.section.caption(comparison.dataset)
     return f"{caption}, {repeated}, engine {chosen.engine}"
 

@@ -225,11 +225,18 @@ def _traffic(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
     """Draw what all clients sent and got."""
     name = comparison.dataset
     sent = {
-        label: (int(s["bytes_up"]), int(s["bytes_down"]))
+        label: [(s[way] / 1e6, None) for way in ("bytes_up", "bytes_down")]
         for label, s in comparison.summaries.items()
         if s["exchanges"]
     }
-    path = plots.plot_bytes(sent, _file(stem, "bytes"), title=f"{name}: traffic", styles=styles)
+    path = plots.plot_bars(
+        sent,
+        _file(stem, "bytes"),
+        title=f"{name}: traffic",
+        xlabel="traffic (MB)",
+        parts=("up: clients to server", "down: server to clients"),
+        styles=styles,
+    )
     return FigureBlock(f"{name}: arrays sent by all clients and to them", path)
 
 
@@ -246,25 +253,40 @@ def _topologies(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
 
 
 def _mse(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
-    name, several = comparison.dataset, comparison.runs > 1
-    bars = {
-        k: (s["metrics"]["mse"], s["metrics"]["mse_std"] if several else None)
-        for k, s in comparison.summaries.items()
-    }
-    title = f"{name}: prediction error"
-    path = plots.plot_mse_bars(bars, _file(stem, "mse"), title=title, styles=styles)
+    name, bars = comparison.dataset, {}
+    for label, summary in comparison.summaries.items():
+        mean, std = (summary["metrics"][key] for key in ("mse", "mse_std"))
+        spread = None if std is None or comparison.runs == 1 else 1e3 * std
+        bars[label] = [(None if mean is None else 1e3 * mean, spread)]
+    path = plots.plot_bars(
+        bars,
+        _file(stem, "mse"),
+        title=f"{name}: prediction error",
+        xlabel="mean squared error (10⁻³)",
+        styles=styles,
+    )
     return FigureBlock(f"{name}: mean squared error of each method", path)
 
 
 def _regret(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
     text = f"{comparison.dataset}: average regret of the clients"
     curves = {
-        k: [(row["round"], row["regret"]) for row in s["history"]]
+        k: [
+            (row["round"], row["regret"] / row["round"], 0.0)
+            for row in s["history"]
+            if row["regret"] is not None
+        ]
         for k, s in comparison.summaries.items()
         if s["metrics"]["regret_mean"] is not None and s["method"] != "ofskl"
     }
-    path = plots.plot_average_regret(curves, _file(stem, "regret"), title=text, styles=styles)
-    return FigureBlock(f"{text} over time", path)
+    return _curves(
+        curves,
+        _file(stem, "regret"),
+        f"{text} over time",
+        title=text,
+        axes=("samples per client t", "regret per sample (squared error)"),
+        styles=styles,
+    )
 
 
 def _points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float, float]]:

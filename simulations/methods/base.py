@@ -1,10 +1,10 @@
-"""What a family of methods is: all that the command line and comparisons need to know of it."""
+"""Families of methods: what the command line and comparisons need of each."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -21,18 +21,18 @@ from ..engines import DropOut
 from ..run import plots
 from ..run.data import Prepared, Settings, TableSettings, check_public, deal_files
 from ..run.entries import Entry, average, check_seed
-from ..run.options import PARTIES, Option, of_fields, of_settings, options
+from ..run.options import Option, of_fields, of_settings, options
 from .common import (
     Column,
     RunOptions,
     Shown,
     budget_rows,
-    class_rows,
     cost_rows,
     exposed_rows,
     failure_rows,
     noise_mark,
     per_draw,
+    positive_rows,
     server_row,
     unconverged_rows,
     useless_rows,
@@ -57,16 +57,16 @@ _PUBLIC = {
 
 
 class Kept(NamedTuple):
-    """What is there of a draw that is finished, beside its strategy.
+    """Files of a finished run.
 
     Attributes
     ----------
     config : dict
-        The configuration of the run.
+        Configuration of the run.
     metrics : dict
-        Of the draw.
+        Metrics of the run.
     state_dir : Path
-        What the simulated nodes kept.
+        Private state of the simulated nodes.
     """
 
     config: Config
@@ -74,62 +74,52 @@ class Kept(NamedTuple):
     state_dir: Path
 
     def of_node(self, meta: Mapping[str, Any], partition: int) -> bytes:
-        """Return the state of a simulated node at the end of the run."""
+        """Return the last state of a simulated node."""
         folder = run_folder(self.state_dir, meta["session"], partition)
         return (folder / f"partition-{partition}-round-{meta['step']}.state").read_bytes()
 
 
 class Family(ABC, Generic[M, S, P]):
-    """Methods that take the same data and report the same metrics.
-
-    A family is registered in :mod:`fedkern_flwr.simulations.methods.registry`.
+    """Methods with the same data and metrics, see :mod:`.registry`.
 
     Attributes
     ----------
     strategies : tuple of type
-        The strategies of the family.
+        Strategies of the family.
     settings : type of Settings
-        The settings of its data; each field is one of the :meth:`parameters`.
+        Settings of the data, which are options of a run.
     makes : callable
-        Loads, scales and deals the data of some settings.
+        Loads, scales and deals the data.
     data : str
-        The data set by default.
+        Default data set.
     own_options : tuple of Option
-        Options of a run of these methods, beside those of the data and of all runs.
-    repetitions, seeded : str
-        What is averaged, and what the seed decides.
+        Further options of a run.
     always_secure : str
-        Why there are no other sums, where there are none.
+        Reason why there are only secure sums.
     run_options : tuple of str
-        Parameters that the configuration of a run keeps beside the common ones.
-    draws : str
-        What the repetitions of a run are, in the plural.
-    afterwards : str
-        What a run is at once the exchanges are over.
+        Further parameters that the configuration keeps.
     checked : tuple of str
-        Metrics of the check against the pooled rows. A family with some has ``--check-pooled``.
+        Metrics of the comparison with a pooled model (``--check-pooled``).
     columns : dict
-        Columns for the tables of comparisons, by name.
+        Columns of comparisons, by name.
     shown : tuple of Shown
-        Metrics that the table of a run shows.
+        Metrics in the table of a run.
     reading : tuple of str
-        How to read the methods and figures; columns say it themselves.
+        Notes on how to read a comparison.
     app : str
-        Folder of the Flower app that deploys a method of this family.
+        Folder of the Flower app.
     deployable : tuple of str
-        The methods that it deploys.
+        Methods that the app deploys.
     nodes : int
-        How many nodes a copy of the app has in a simulation.
+        Nodes in a simulation of the app.
     dealt_by_nodes : tuple of str
-        Parameters that follow from the number of nodes of a deployment.
-    parties : str
-        The setting that ``clients`` is another name of, if there is one.
+        Parameters that follow from the number of nodes.
     usual : str
-        Options of the methods and of who holds what that the short help shows.
+        Options in the short help.
     deployed_defaults : dict
-        Options whose default is another one in a deployment, where an exchange takes seconds.
+        Other defaults in a deployment, where an exchange takes seconds.
     unpredictable : (str, str)
-        Why models predict no rows of a file, and what to do instead.
+        Why models do not predict the rows of a file, and what to do.
     left_out : str
         Why rows are not predicted.
     """
@@ -139,12 +129,8 @@ class Family(ABC, Generic[M, S, P]):
     makes: ClassVar[Any]
     data: ClassVar[str]
     own_options: ClassVar[Sequence[Option]] = ()
-    repetitions: ClassVar[str]
     always_secure: ClassVar[str] = ""
-    seeded: ClassVar[str]
     run_options: ClassVar[tuple[str, ...]] = ()
-    draws: ClassVar[str] = "draws"
-    afterwards: ClassVar[str] = "judging beside pooled rows"
     checked: ClassVar[tuple[str, ...]] = ()
     columns: ClassVar[Mapping[str, Column]]
     shown: ClassVar[Sequence[Shown]] = ()
@@ -153,7 +139,6 @@ class Family(ABC, Generic[M, S, P]):
     deployable: ClassVar[tuple[str, ...]] = ()
     nodes: ClassVar[int] = 4
     dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
-    parties: ClassVar[str] = ""
     deployed_defaults: ClassVar[Mapping[str, Any]] = {}
     usual: ClassVar[str] = ""
     unpredictable: ClassVar[tuple[str, str]] = (
@@ -165,9 +150,8 @@ class Family(ABC, Generic[M, S, P]):
     # -- a run's configuration
 
     def parameters(self) -> list[Option]:
-        """Return the options of a run that are not the strategy's, as the help shows them."""
-        same, own = f"The same as --{self.parties}.", {o.name: o for o in self.own_options}
-        texts = {"runs": self.repetitions, "seed": f"Seed of {self.seeded}."}
+        """Return the options of a run except those of the strategy."""
+        own = {o.name: o for o in self.own_options}
         there = {
             "check_pooled": self.checked,
             "secure": self.always_secure or "secure" in own,
@@ -176,59 +160,31 @@ class Family(ABC, Generic[M, S, P]):
         every = [own.pop(o.name, o) for o in of_fields(RunOptions) if there.get(o.name, True)]
         return [
             *of_settings(self.settings, self.data),
-            *([Option("clients", int | None, None, same, PARTIES)] if self.parties else []),
             *own.values(),
-            *(replace(o, help=texts.get(o.name, o.help)) for o in every),
+            *every,
         ]
 
-    def number_of_parties(self, values: Mapping[str, Any], usual: int) -> int:
-        """Return the number that may be named ``clients`` as well, the usual one without either.
-
-        Raises
-        ------
-        OptionError
-            Both are given, and differ.
-        """
-        given = {value for name in (self.parties, "clients") if (value := values[name]) is not None}
-        if len(given) > 1:
-            raise OptionError(
-                f"{values[self.parties]} {self.parties} are not {values['clients']} clients",
-                remedy="leave out --clients",
-                code="FK-CLIENTS-DIFFER",
-            )
-        return int(given.pop()) if given else usual
-
     def usual_options(self, name: str) -> frozenset[str]:
-        """Return the options of a method and its parties that the short help shows."""
+        """Return the options in the short help."""
         return frozenset(self.usual.split())
 
     def deal_files(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of the command line with those that follow from files of parties.
-
-        Raises
-        ------
-        OptionError, TableError
-            Something contradicts the files, or they cannot be read.
-        """
+        """Add the values that follow from files of parties."""
         return deal_files(self.settings, values, {o.name: o.default for o in self.parameters()})
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the configuration of a run from the values of the command line.
+        """Make the configuration of a run from command line values.
 
         Returns
         -------
         dict
-            ``method``, ``data`` (the settings), ``options`` (of the strategy), and the options of
-            the run. JSON, and all that is needed to run again.
-
-        Raises
-        ------
-        OptionError
-            Options contradict each other.
+            ``method``, ``data`` (settings), ``options`` (of the strategy) and options of the run,
+            as JSON.
         """
         self._check_secure(values)
-        strategy = self._strategy(name)
-        notes = []
+        strategy, notes, fields_of = self._strategy(name), [], self.settings.__dataclass_fields__
+        unsaid = [n for n in self.settings.worked_out if values[n] is None]
+        values = {**values, **{n: fields_of[n].default for n in unsaid}}
         if values.get("privacy_epsilon") is not None:
             public = {name: new for name, (old, new) in _PUBLIC.items() if values.get(name) == old}
             values = {**values, **public}
@@ -254,28 +210,15 @@ class Family(ABC, Generic[M, S, P]):
         }
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
-        """Return the parameters :attr:`dealt_by_nodes` of a deployment on so many nodes.
-
-        Raises
-        ------
-        OptionError
-            There are too few nodes.
-        """
+        """Return the parameters :attr:`dealt_by_nodes`."""
         return dict.fromkeys(self.dealt_by_nodes, nodes)
 
     def check(self, config: Config) -> None:
-        """Refuse options that cannot work before any data is read.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Refuse options that cannot work."""
         strategy = self._strategy(config["method"])
         if config.get("secure") and "secure" in strategy.fixed:
             raise OptionError(
-                f"{config['method']} sends nothing that could be summed",
-                remedy="leave out --secure",
-                code="FK-SECURE-FIXED",
+                f"{config['method']} sends nothing that could be summed", code="FK-SECURE-FIXED"
             )
         if not config.get("secure", True):
             _refuse_options_of_sums(strategy, config["options"])
@@ -291,12 +234,7 @@ class Family(ABC, Generic[M, S, P]):
         self.strategy(config)
 
     def check_data(self, config: Config, prepared: P) -> None:
-        """Refuse options that cannot work with the data.
-
-        Raises
-        ------
-        OptionError, SmallCohortError
-        """
+        """Refuse options that contradict the data."""
         strategy = self.strategy(config)
         if strategy.budget is not None:
             settings = getattr(prepared, "settings", None)
@@ -307,54 +245,42 @@ class Family(ABC, Generic[M, S, P]):
         if config.get("secure"):
             check_cohort(prepared.num_clients, strategy.threshold, strategy.min_cohort)
 
-    # -- data and draws
+    # -- data and runs
 
     def prepare(self, settings: S) -> P:
-        """Load, scale and deal the data.
-
-        Raises
-        ------
-        TableError, OptionError
-        """
+        """Load, scale and deal the data."""
         made: P = self.makes(settings)
         made.__dict__["first_table"] = settings.first_table
         return made
 
     def checks_pooled(self, prepared: P, config: Config) -> bool:
-        """Tell whether a run also trains on the pooled rows, only to compare.
+        """Return whether a run also trains on pooled rows, for comparison.
 
-        It does where it was asked for with ``--check-pooled``. Where nothing was said, it does if
-        there are at most 2,000 training rows.
+        The default is yes for up to 2,000 training rows.
         """
         asked: bool | None = config.get("check_pooled")
         return _training_rows(prepared) <= MOST_CHECKED if asked is None else asked
 
     def unchecked(self, prepared: P, config: Config) -> list[str]:
-        """Return the note on a check that is not made: how to ask for it."""
+        """Return a note if there is no comparison."""
         if not self.checked or self.checks_pooled(prepared, config):
             return []
         return ["there is no comparison with a model of the pooled rows; --check-pooled makes it"]
 
     def measure(self, strategy: M, prepared: P, config: Config) -> dict[str, Any]:
-        """Return metrics of a finished draw that only a simulation knows, for it pools the data.
+        """Return metrics that need the pooled data of a simulation.
 
-        ``config`` is that of the run. A comparison says there only whether to check. The metric
-        ``seconds``, if there is one, is what the method's last step took after the strategy had
-        ended, and is added to the seconds of the draw. ``judged``, if it is there, is what was
-        counted on held-out rows where the strategy does not know it; ``no_better_than`` what
-        predicts them as well, if that is so simple, where nothing is counted.
+        ``seconds`` of a last step are added to the run time. ``judged`` has counts on held-out rows
+        that the strategy does not know. ``no_better_than`` names a trivial model that is as good.
         """
         return {}
 
     def outcome(self, strategy: M) -> dict[str, Any]:
-        """Return what a result tells of a finished draw beside its metrics, such as survivors."""
+        """Return further parts of a result, such as survivors."""
         return {}
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the results of an entry's draws.
-
-        History, matched rows and what was counted on held-out rows are the first one's.
-        """
+        """Average the runs of an entry; history and held-out counts are those of the first."""
         first = entry.results[0]
         history = first["history"]
         last = history[-1]["survivors"] if history and "survivors" in history[-1] else 0
@@ -365,17 +291,17 @@ class Family(ABC, Generic[M, S, P]):
         return {**{name: first[name] for name in kept if name in first}, **found}
 
     def per_draw(self, entry: Entry) -> dict[str, Any]:
-        """Return figures of the single draws that a comparison keeps: metrics and seconds."""
+        """Return metrics and seconds of each run."""
         return {"draws": per_draw(entry)}
 
     # -- whole models, and the rows of files that they predict
 
     def whole_model(self, strategy: M, prepared: P, kept: Kept) -> Parts | None:
-        """Return what predicts rows in one place after a draw that is finished."""
+        """Return the model that predicts rows in one place."""
         return None
 
     def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
-        """Return why a run's model predicts no rows of a file, and what to do; None if it does."""
+        """Return why a model does not predict the rows of a file, and what to do."""
         return self.unpredictable if type(self).whole_model is Family.whole_model else None
 
     def fitted(
@@ -386,7 +312,7 @@ class Family(ABC, Generic[M, S, P]):
         state_dir: Path,
         result: Mapping[str, Any],
     ) -> FittedModel | None:
-        """Return the whole model of a draw with this result, if it has one."""
+        """Return the whole model of a run, if it has one."""
         if self.why_unpredictable(config):
             return None
         kept = Kept(config, result["metrics"], state_dir)
@@ -397,25 +323,16 @@ class Family(ABC, Generic[M, S, P]):
         return found.with_table(strategy.method, prepared.scaling_json(), config, known or ())
 
     def predict(self, folder: Path, config: Config, new: NewRows) -> tuple[int, int]:
-        """Predict the rows of a file with the model of a run; return (predicted, left out).
+        """Predict the rows of a file; return numbers of predicted and omitted rows.
 
         Parameters
         ----------
         folder : Path
             Folder of the run.
         config : mapping
-            The run's configuration.
+            Configuration of the run.
         new : NewRows
-            What is predicted, and where it goes.
-
-        Raises
-        ------
-        OptionError
-            The model does not predict new rows.
-        TableError
-            The file lacks a column of the model, or every row lacks a value.
-        CheckpointError
-            The folder has no model.
+            Rows and target file.
         """
         if why := self.why_unpredictable(config):
             problem, remedy = why
@@ -426,7 +343,6 @@ class Family(ABC, Generic[M, S, P]):
         if model.method != config["method"]:
             raise CheckpointError(
                 f"{folder} is a run of {config['method']} with a model of {model.method}",
-                remedy="bring back its files",
                 code="FK-MODEL-OTHER",
             )
         return new.predict(model)
@@ -435,13 +351,13 @@ class Family(ABC, Generic[M, S, P]):
 
     @abstractmethod
     def size(self, facts: Mapping[str, Any]) -> str:
-        """Return the size of a run from what :meth:`Prepared.facts` returns."""
+        """Return the size of a run from :meth:`Prepared.facts`."""
 
     def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return (name, figure) of what is shown of a run's result."""
+        """Return names and values for the table of a run."""
         return [
             *self.figures(result),
-            *class_rows(result, noise_mark(result["privacy"])),
+            *positive_rows(result),
             *useless_rows(result),
             *unconverged_rows(result),
             *cost_rows(result),
@@ -452,57 +368,51 @@ class Family(ABC, Generic[M, S, P]):
         ]
 
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return the rows that say how good a model is."""
-        mark = noise_mark(result["privacy"])
+        """Return rows with figures of the model."""
+        mark, config = noise_mark(result["privacy"]), result["config"]
+        level = config.get("level", config.get("options", {}).get("level", 0.9))
         return [
             [name, mark * shown.metric.startswith("test_") + value]
             for shown in self.shown
-            for name, value in shown.rows(result["metrics"])
+            for name, value in shown.rows(result["metrics"], level)
         ]
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return the rows that say what the server saw, and what else there is to say."""
+        """Return rows with what the server saw."""
         return [server_row(result)]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw the plots of a run, by default none; return name of the artifact -> file."""
+        """Draw the plots of a run; return artifact -> file."""
         return {}
 
     def _check_secure(self, values: Mapping[str, Any]) -> None:
-        """Refuse ``--no-secure`` where there are no other sums."""
+        """Refuse ``--no-secure`` if there are only secure sums."""
         if self.always_secure and values.get("secure") is False:
             raise OptionError(
-                f"this method has secure sums only: {self.always_secure}",
-                remedy="leave out --no-secure",
-                code="FK-SECURE-FIXED",
+                f"this method has secure sums only: {self.always_secure}", code="FK-SECURE-FIXED"
             )
 
     def _strategy(self, name: str) -> type[Method]:
         return next(cls for cls in self.strategies if cls.method == name)
 
     def strategy(self, config: Config) -> M:
-        """Return a strategy with the options of a run; refuse options that cannot be.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Make a strategy with the options of a run."""
         made: Any = self._strategy(config["method"])(**config["options"])
         return made  # type: ignore[no-any-return]
 
 
 def chosen(strategy: Any) -> dict[str, Any]:
-    """Return what a finished strategy has chosen, as a result tells it."""
+    """Return what a strategy has chosen."""
     return {"tuned": strategy.tuned_} if strategy.tuned_ else {}
 
 
 def rows_of(facts: Mapping[str, Any]) -> str:
-    """Return the numbers of rows of a table that was dealt."""
+    """Return the numbers of training and held-out rows."""
     return f"{np.sum(facts['rows'])} training and {np.sum(facts['held_out_rows'])} held-out rows"
 
 
 def points_of(history: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float, float]]:
-    """Return (round, figure, 0) of the rounds of a run that have such a figure."""
+    """Return (round, value, 0) for rounds with this value."""
     there = [row for row in history if row.get(name) is not None and np.isfinite(row[name])]
     return [(float(row["round"]), float(row[name]), 0.0) for row in there]
 
@@ -514,7 +424,7 @@ def plot_curves(
     title: str,
     ylabel: str,
 ) -> dict[str, Path]:
-    """Draw figures over the iterations, where there are several; return artifact -> file."""
+    """Draw curves with several points; return artifact -> file."""
     drawn = {text: points for text, points in curves.items() if len(points) > 1}
     if not drawn:
         return {}
@@ -525,7 +435,7 @@ def plot_curves(
 
 
 def _training_rows(prepared: Prepared) -> int:
-    """Return the rows that all parties learn from; of ratings the users."""
+    """Return the number of training rows, or of users of ratings."""
     facts = prepared.facts()
     if "rounds" in facts:
         return int(facts["rounds"] * prepared.num_clients)
@@ -537,32 +447,18 @@ def _refuse_options_of_sums(strategy: type[Method], chosen: Mapping[str, Any]) -
     for name in ("threshold", "min_cohort"):
         if name in chosen and chosen[name] != defaults.get(name):
             flag = name.replace("_", "-")
-            raise OptionError(
-                f"--{flag} is for secure sums", remedy="add --secure", code="FK-SECURE-NEEDED"
-            )
+            raise OptionError(f"--{flag} is for secure sums", code="FK-SECURE-NEEDED")
 
 
 def check_rounds(config: Config) -> None:
-    """Refuse a number of rounds below one.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse fewer rounds than one."""
     if (rounds := config["data"]["rounds"]) is not None:
         at_least("rounds", rounds, 1)
 
 
 def check_numbers(prepared: Prepared, option: str, chosen: str | None, of_numbers: str) -> None:
-    """Refuse what is for classes where the labels are numbers.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse options for classes if labels are numbers."""
     if chosen not in (None, of_numbers) and not prepared.facts()["classes"]:
         raise OptionError(
-            f"{option} {chosen} is for classes, the labels are numbers",
-            remedy=f"use --{option} {of_numbers}, or --task classification",
-            code="FK-TASK-OPTION",
+            f"{option} {chosen} is for classes, the labels are numbers", code="FK-TASK-OPTION"
         )

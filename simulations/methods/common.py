@@ -1,4 +1,4 @@
-"""Options and table columns that families share."""
+"""Options and table columns of all families."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from fedkern_flwr.plain_text import plain_line
 from ..engines import Engine
 from ..run.entries import Entry
 from ..run.format import count, figure, megabytes, size
+from ..run.options import switch
 
 Summary = Mapping[str, Any]
-_LONGEST_NAME, _MOST_ROWS = 24, 12  # of classes in a run's table
+_LONGEST_NAME, _MOST_CLASSES = 24, 12  # of the confusion matrix
+CONFUSION = "confusion matrix of the held-out rows (true class by predicted class)"
 _NOISY = "~"  # before figures that are made of counts with noise
 _MOST_OFF = 0.1  # an area under the curve that may be farther off says nothing
 Writer = Callable[[float | None], str]
@@ -25,29 +27,28 @@ Writer = Callable[[float | None], str]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of a run that are neither the method's nor those of its data.
+    """Options of every run.
 
     Attributes
     ----------
     runs : int
-        What is averaged.
+        Runs that are averaged, each with its own seed.
     check_pooled : bool or None
-        Also train on the pooled rows and show the difference (default: up to 2,000 training rows).
+        Also train on pooled rows (default: up to 2,000 training rows).
     engine : {"in-process", "ray"}
         Engine.
     ray_address : str or None
-        Engine ray: host:port of a Ray cluster that is there already, or auto (default: the
-        environment variable RAY_ADDRESS, else Ray is started here).
+        Ray cluster: host:port, or auto (default: RAY_ADDRESS, else local).
     secure : bool or None
         Secure sums: always; --no-secure is refused.
     seed : int
-        Seed of all draws.
+        Seed of the split and of the method.
     drop : float
-        Probability that a client vanishes in a round.
+        Probability that a client drops out in a round.
     timeout : float
-        Seconds to wait for a round's replies.
+        Seconds to wait for the replies of a round.
     explain_columns : bool
-        Show what became of each column.
+        Show how each column was encoded.
     out : str or None
         Folder of the run.
     force : bool
@@ -55,7 +56,7 @@ class RunOptions:
     json_target : str or None
         Write the result here; - for stdout.
     resume : str or None
-        Go on with the run in this folder; all other options are its own.
+        Continue the run in this folder, with its options.
     quiet : bool
         Show nothing but errors.
     """
@@ -68,37 +69,36 @@ class RunOptions:
     seed: int = 0
     drop: float = 0.0
     timeout: float = 600.0
-    explain_columns: bool = False
+    explain_columns: bool = switch()
     out: str | None = None
-    force: bool = False
+    force: bool = switch()
     json_target: str | None = None
     resume: str | None = None
-    quiet: bool = False
+    quiet: bool = switch()
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of a comparison, or several that belong together.
+    """One or several columns in the table of a comparison.
 
     Attributes
     ----------
     headings : tuple of str
     cells : callable
-        Return the cells of an entry, one per heading, from its summary.
+        Returns the cells from the summary of an entry.
     rank : callable, optional
-        Return the figure by which the best entry is found, the smallest is best; None when the
-        entry has none. The best is set in bold when the column is the first.
+        Returns a number; the smallest is the best entry.
     paper : callable
-        Write a figure of the paper.
+        Writes a figure of the paper.
     values : callable, optional
-        Return the figure of each draw, in the unit of the paper's; None where a draw has none.
+        Returns the figure of each run.
     higher_is_better : bool (default: False)
     reading : str
-        How to read the column, where its headings do not say it.
+        Explanation of the column.
     wide : bool (default: False)
-        Whether it is in a report only.
+        Only in reports.
     pooled : bool (default: False)
-        Whether it needs the check against the pooled rows, see :meth:`Family.checks_pooled`.
+        Needs the comparison with a pooled model.
     """
 
     headings: tuple[str, ...]
@@ -119,7 +119,7 @@ def _sent(summary: Summary) -> list[str]:
 
 
 def drawn(name: str, unit: float = 1.0) -> Callable[[Summary], list[float | None]]:
-    """Return what reads a metric of the single draws, in units of ``unit``."""
+    """Return a reader of a metric of each run, divided by ``unit``."""
 
     def values(summary: Summary) -> list[float | None]:
         found = summary["draws"].get(name, [])
@@ -129,7 +129,7 @@ def drawn(name: str, unit: float = 1.0) -> Callable[[Summary], list[float | None
 
 
 def _seen_plainly(summary: Summary) -> list[str]:
-    """Write how much the server saw that single clients had computed from their own rows."""
+    """Write the bytes of single clients that the server saw in plain."""
     if not summary["exchanges"]:
         return ["all data" if summary["privacy"]["server_sees"] else "-"]
     seen = summary["privacy"].get("seen")
@@ -165,40 +165,55 @@ COSTS: dict[str, Column] = {
 }
 
 
-def range_cells(name: str, digits: int) -> Callable[[Summary], list[str]]:
-    """Return what writes mean and range of a metric over the draws, the range with a digit less."""
+def ranged(
+    heading: str, name: str, places: int, reading: str, *, paper: int = 2, higher: bool = False
+) -> Column:
+    """Make columns with mean and range of a metric.
+
+    Parameters
+    ----------
+    heading, name : str
+        Heading, and name of the metric.
+    places, paper : int
+        Digits of the mean, and in the paper.
+    reading : str
+        Explanation of the column.
+    higher : bool
+        Whether higher is better.
+    """
 
     def cells(summary: Summary) -> list[str]:
         values = summary.get("draws", {}).get(name) or [summary["metrics"].get(name)]
         if any(value is None for value in values):
             return ["-", "-"]
-        mean, less = sum(values) / len(values), digits - 1
-        return [f"{mean:.{digits}f}", f"{min(values):.{less}f}-{max(values):.{less}f}"]
+        mean, less = sum(values) / len(values), places - 1
+        return [f"{mean:.{places}f}", f"{min(values):.{less}f}-{max(values):.{less}f}"]
 
-    return cells
+    def rank(summary: Summary) -> float | None:
+        value = summary["metrics"].get(name)
+        return -(value or 0.0) if higher else value
+
+    return Column(
+        (heading, "range"),
+        cells,
+        rank=rank,
+        paper=digits(paper),
+        values=drawn(name),
+        higher_is_better=higher,
+        reading=reading,
+    )
 
 
 def accuracy(places: int, paper: int = 2) -> Column:
     """Return the column of accuracies."""
-    return Column(
-        ("accuracy", "range"),
-        range_cells("test_accuracy", places),
-        rank=lambda s: -(s["metrics"].get("test_accuracy") or 0.0),
-        paper=digits(paper),
-        values=drawn("test_accuracy"),
-        higher_is_better=True,
-        reading="Accuracy: of held-out rows, mean and range over the draws.",
-    )
+    text = "Accuracy: of held-out rows, mean and range over the runs."
+    return ranged("accuracy", "test_accuracy", places, text, paper=paper, higher=True)
 
 
 def rmse(places: int) -> Column:
     """Return the column of root mean squared errors."""
-    return Column(
-        ("RMSE", "range"),
-        range_cells("test_rmse", places),
-        rank=lambda s: s["metrics"].get("test_rmse"),
-        reading="RMSE: of held-out rows, in the unit of the label; mean and range over the draws.",
-    )
+    text = "RMSE: of held-out rows, in the unit of the label; mean and range over the runs."
+    return ranged("RMSE", "test_rmse", places, text)
 
 
 def _log_loss(summary: Summary) -> list[str]:
@@ -207,12 +222,12 @@ def _log_loss(summary: Summary) -> list[str]:
 
 
 def scientific(value: float | None) -> str:
-    """Write a small figure such as a difference; - for none."""
+    """Write a small number, or - for none."""
     return "-" if value is None else f"{value:.1e}"
 
 
 def digits(count: int) -> Writer:
-    """Return what writes a figure with so many digits."""
+    """Return a writer with fixed digits."""
     return partial(figure, digits=count)
 
 
@@ -224,16 +239,16 @@ def metric(
     paper: int | None = None,
     **more: Any,
 ) -> Column:
-    """Return the column of a metric's mean over the draws.
+    """Make a column with the mean of a metric.
 
     Parameters
     ----------
     heading, name : str
-        Of the column, and of the metric.
+        Heading, and name of the metric.
     write : int or callable
-        Digits, or what writes the mean.
+        Digits, or a writer.
     paper : int, optional
-        Digits of the paper's figure, with which the draws are compared.
+        Digits in the paper, for the comparison of runs.
     **more
         See :class:`Column`.
     """
@@ -244,16 +259,16 @@ def metric(
 
 
 def short(value: float | None) -> str:
-    """Write an option that was chosen; - for none."""
+    """Write a chosen option, or - for none."""
     return "-" if value is None else f"{value:.3g}"
 
 
 def to_pooled(reading: str, name: str = "centralised_difference") -> Column:
-    """Return the column of what parts a model from that of pooled data."""
+    """Make a column with the difference from a pooled model."""
     return metric("to pooled", name, reading=reading, pooled=True)
 
 
-#: How good classes and probabilities are, beside the accuracy.
+#: Further metrics of classes and probabilities.
 SCORED_COLUMNS: dict[str, Column] = {
     "test_balanced_accuracy": metric(
         "balanced", "test_balanced_accuracy", 3, reading="Balanced: mean recall of the classes."
@@ -270,7 +285,7 @@ SCORED_COLUMNS: dict[str, Column] = {
 
 
 def per_draw(entry: Entry) -> dict[str, list[Any]]:
-    """Return each metric's values in the single draws, and their ``seconds``."""
+    """Return each metric and ``seconds`` of the single runs."""
     names = {name for result in entry.results for name in result["metrics"]}
     found = {n: [r["metrics"].get(n) for r in entry.results] for n in sorted(names)}
     return found | {"seconds": [result["seconds"] for result in entry.results]}
@@ -278,41 +293,45 @@ def per_draw(entry: Entry) -> dict[str, list[Any]]:
 
 @dataclass(frozen=True)
 class Shown:
-    """A row of a run's table that shows a metric, where there is one.
+    """A metric in the table of a run.
 
     Attributes
     ----------
     metric, text : str
     write : int or callable
-        Digits, or what writes it.
+        Digits, or a writer.
     zero : bool
         Whether zero is shown.
+    target : bool
+        Whether the name shows the nominal level.
     only : callable
-        Returns, given all metrics, something true where there is such a row.
+        Returns, from all metrics, whether it is shown.
     """
 
     metric: str
     text: str
     write: int | Writer = 4
     zero: bool = True
+    target: bool = False
     only: Callable[[Mapping[str, Any]], object] = lambda metrics: True
 
-    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
+    def rows(self, metrics: Mapping[str, Any], level: float = 0.9) -> list[list[str]]:
         """Return the row, if there is one."""
-        value = metrics.get(self.metric)
+        value, text = metrics.get(self.metric), self.text
         write = digits(self.write) if isinstance(self.write, int) else self.write
         here = value is not None if self.zero else bool(value)
-        return [[self.text, write(value)]] if here and self.only(metrics) else []
+        text += f" (target {level:.2f})" * self.target
+        return [[text, write(value)]] if here and self.only(metrics) else []
 
 
 def _near(metrics: Mapping[str, Any]) -> bool:
-    """Tell whether bins leave the area under the curve near enough."""
+    """Return whether bins give a useful AUC."""
     return (metrics.get("test_auc_bin") or 0.0) <= _MOST_OFF
 
 
 #: The accuracy without a model.
 MOST_FREQUENT = Shown("test_most_frequent", "  majority-class baseline")
-#: How good classes, probabilities and sets are, beside the accuracy.
+#: Further metrics of classes, probabilities and sets.
 SCORED = (
     Shown("test_balanced_accuracy", "  balanced accuracy"),
     Shown("test_auc", "  AUC", only=_near),
@@ -323,15 +342,15 @@ SCORED = (
     Shown("test_brier_ovr", "  Brier score, one class against the rest"),
     Shown("test_calibration_error_before", "  calibration error before"),
     Shown("test_calibration_error", "  calibration error after"),
-    Shown("test_set_coverage", "  conformal coverage"),
+    Shown("test_set_coverage", "  conformal coverage", target=True),
     Shown("test_set_size", "    mean set size", 2),
 )
-#: How good predicted numbers and intervals are, beside the RMSE.
+#: Further metrics of predicted numbers and intervals.
 ERRORS = (
-    Shown("test_mae", "  MAE"),
+    Shown("test_mae", "  MAE (unit of the label)"),
     Shown("test_r2", "  R2"),
-    Shown("test_interval_coverage", "  interval coverage"),
-    Shown("test_interval_width", "    mean interval width"),
+    Shown("test_interval_coverage", "  interval coverage", target=True),
+    Shown("test_interval_width", "    mean interval width (unit of the label)"),
 )
 #: How good a model is.
 JUDGED = (
@@ -340,42 +359,48 @@ JUDGED = (
     Shown("test_recall", "  recall"),
     Shown("test_precision", "  precision"),
     *SCORED,
-    Shown("test_rmse", "RMSE on held-out rows"),
+    Shown("test_rmse", "RMSE on held-out rows (unit of the label)"),
     *ERRORS,
 )
 DIFFERENCE = Shown("centralised_difference", "max. difference to pooled model", scientific)
 
 
 class _Iterations(Shown):
-    """The row of the iterations, which says if they were too few."""
+    """Iterations, with a note if they did not converge."""
 
-    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
+    def rows(self, metrics: Mapping[str, Any], level: float = 0.9) -> list[list[str]]:
         """Return the row, if there is one."""
         more = ", not converged" if metrics.get("converged") is False else ""
-        return [[name, value + more] for name, value in super().rows(metrics)]
+        return [[name, value + more] for name, value in super().rows(metrics, level)]
 
 
 ITERATIONS = _Iterations("iterations", "iterations", lambda v: figure(v, 1).removesuffix(".0"))
 
 
-def class_rows(result: Summary, mark: str = "") -> list[list[str]]:
-    """Return the rows of a run's table that say which classes were taken for which.
+def tables_of(result: Summary) -> dict[str, list[list[str]]]:
+    """Return the tables of a run, with the confusion matrix of few classes."""
+    tables, found = dict(result.get("tables", {})), result.get("held_out", {})
+    names = [plain_line(name, _LONGEST_NAME) for name in found.get("class_names", ())]
+    if "confusion" in found and 0 < len(names) <= _MOST_CLASSES:
+        mark = noise_mark(result["privacy"])
+        counts = [[f"{mark}{n}" for n in row] for row in found["confusion"]]
+        rows = [[name, *row] for name, row in zip(names, counts, strict=True)]
+        tables[CONFUSION] = [["true", *names], *rows]
+    return tables
 
-    ``mark`` stands before counts.
-    """
-    found = result.get("held_out", {})
-    names = [escape(plain_line(name, _LONGEST_NAME)) for name in found.get("class_names", ())]
-    if not names or "confusion" not in found or len(names) > _MOST_ROWS:
-        return []
-    rows = [["positive class", names[1]]] if len(names) == 2 else []
-    for name, counts in zip(names, found["confusion"], strict=True):
-        taken = [f"{n} as {other}" for n, other in zip(counts, names, strict=True) if n]
-        rows.append([f"held-out rows of {name}", mark + (", ".join(taken) or "none")])
-    return rows
+
+def positive_rows(result: Summary) -> list[list[str]]:
+    """Return the row that names the positive class."""
+    positive = result.get("held_out", {}).get("positive")
+    return (
+        []
+        if positive is None
+        else [["positive class", escape(plain_line(positive, _LONGEST_NAME))]]
+    )
 
 
 def useless_rows(result: Summary) -> list[list[str]]:
-    """Return the rows of a run's table that say what predicts as well, and what is missed."""
+    """Return rows about a model that finds too little."""
     simple, missed = result.get("no_better_than"), result.get("never_found")
     rows = [["predicts no better than", str(simple)]] if simple else []
     if not missed:
@@ -384,17 +409,14 @@ def useless_rows(result: Summary) -> list[list[str]]:
 
 
 def unconverged_rows(result: Summary) -> list[list[str]]:
-    """Return the row of a run's table that says that it did not converge.
-
-    Beside the iterations, where they are shown, it is said already.
-    """
+    """Return the row of a run that did not converge, unless iterations show it."""
     metrics = result["metrics"]
     said = metrics.get("converged", True) or ITERATIONS.rows(metrics)
     return [] if said else [["converged", "no"]]
 
 
 def cost_rows(result: Summary) -> list[list[str]]:
-    """Return the rows of a run's table that say what it cost."""
+    """Return rows with exchanges, MB and seconds."""
     return [
         ["exchanges", f"{result['exchanges']:g}"],
         ["MB from clients", megabytes(result["bytes_up"])],
@@ -404,7 +426,7 @@ def cost_rows(result: Summary) -> list[list[str]]:
 
 
 def server_row(result: Summary) -> list[str]:
-    """Return the row of a run's table that says what the server saw."""
+    """Return the row with what the server saw."""
     privacy = result["privacy"]
     if privacy.get("protocol") != "secure sums":
         return ["the server saw", "every client's reply"]
@@ -413,7 +435,7 @@ def server_row(result: Summary) -> list[str]:
 
 
 def exposed_rows(result: Summary) -> list[list[str]]:
-    """Return the rows of a run's table, in red, that say from which sums rows can be computed."""
+    """Return red rows for sums that reveal rows."""
     privacy = result["privacy"]
     few = [one for one in privacy.get("sums", ()) if one["numbers"] > one["unknowns"]]
     if privacy.get("budget"):  # noise hides them
@@ -429,19 +451,19 @@ def exposed_rows(result: Summary) -> list[list[str]]:
 
 
 def failure_rows(result: Summary) -> list[list[str]]:
-    """Return the row of a run's table that counts requests without an answer, if any."""
+    """Return the row that counts requests without a reply."""
     lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
     return [["unanswered requests", str(lost)]] if lost else []
 
 
 def noise_mark(privacy: Mapping[str, Any]) -> str:
-    """Return what marks figures on held-out rows in a run's table: that their counts had noise."""
+    """Return the mark of figures from counts with noise."""
     releases = (privacy.get("budget") or {}).get("releases", ())
     return _NOISY if any(one["release"] == OUTCOMES for one in releases) else ""
 
 
 def budget_rows(privacy: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows of a run's table that tell what it cost in privacy; none without noise."""
+    """Return rows with the privacy budget and its noise."""
     budget = privacy.get("budget")
     if budget is None:
         return []

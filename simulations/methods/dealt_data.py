@@ -1,4 +1,4 @@
-"""Tables that are split, scaled and dealt to nodes, once or anew for every run."""
+"""Tables that are split, scaled and dealt to nodes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedkern_flwr.encoding import Encoder, Explanation
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.judging.figures import Calibration
-from fedkern_flwr.tables.table import Table
+from fedkern_flwr.tables.table import Table, how_many
 
 from ...strategies import Method
 from ..run.data import Prepared
 from ..run.judging_plots import plot_judged, plot_predicted
+from ..run.party_files import PartyFiles
 from .labelled_data import (
     LabelledSettings,
     constant_columns,
@@ -48,24 +50,24 @@ def _nothing(partition: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeClients:
-    """A ``client_fn``: builds the client of a node. Workers of Ray get a copy of it.
+    """A ``client_fn``, which workers of Ray copy.
 
     Attributes
     ----------
     kind : callable
-        Makes the client of the method.
+        Makes the client.
     table : callable
-        Returns rows and secrets of a node, by its partition.
+        Returns rows and secrets of a partition.
     options : dict
-        What all nodes are told of the strategy's options.
+        Options of the strategy for all nodes.
     state_dir : Path or None
-        Where the simulated nodes keep private state for a resumed run.
+        Private state of simulated nodes.
     simulated : callable
-        Returns what a node has in a simulation only.
+        Returns further arguments in a simulation.
     configured : callable
-        Returns what the files and the configuration of a deployed node say besides.
+        Returns further configuration of a deployed node.
     names : ndarray of str or None
-        Names of the rows, where a column of the table has some.
+        Ids of the rows.
     """
 
     kind: Any
@@ -90,7 +92,7 @@ class NodeClients:
         return {**self._tables[partition], **self.options}
 
     def deployed(self, partition: int) -> dict[str, Any]:
-        """Return what the files and the configuration of a deployed node say."""
+        """Return the contents of the files of a deployed node."""
         own = {**self.arguments(partition), **self.configured(partition)}
         numbered = [key for key in _IDS if own.get(key) is not None]
         if self.names is None:
@@ -104,32 +106,32 @@ def alignment_key(seed: int) -> bytes:
 
 
 def frequency_seed(seed: int, party: int) -> bytes:
-    """Return the secret of a simulated party's directions."""
+    """Return the secret seed of a simulated party."""
     return hashlib.sha256(b"simulated frequencies %d/%d" % (seed, party)).digest()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DealtTable:
-    """One split of a table, scaled; a method adds who has what of it.
+    """One scaled split of a table; subclasses deal it.
 
     Attributes
     ----------
     x : ndarray, shape (n, d)
-        What the encoder made of the columns; NaN where a value is missing that is not encoded.
+        Encoded features, NaN where missing.
     y : ndarray, shape (n,)
-        Labels; of a regression scaled so that those of the training rows are in [-1, 1].
+        Labels; numbers scaled so that training rows are in [-1, 1].
     train : ndarray of bool, shape (n,)
-        Which rows are for training.
+        Training rows.
     classes : tuple of float
         Empty for a regression.
     scaling : dict
-        How the table was scaled, plain values.
+        Encoder and scale.
     notes : tuple of str
-        What was done to the table, for the user to read.
+        Notes for the user.
     ids : ndarray of str, shape (n,), or None
-        Names of the rows, where a column of them is named.
+        Ids of the rows.
     weights : ndarray, shape (n,), or None
-        What the rows count where one party alone learns from the labels.
+        Weights of the rows, for one party with all labels.
     """
 
     x: Floats
@@ -143,12 +145,12 @@ class DealtTable:
 
     @property
     def label_bound(self) -> float:
-        """Bound of scaled labels, held-out ones included; clients do not need it of classes."""
+        """Bound of scaled labels, held-out ones included."""
         return 1.0 if self.classes else float(np.fmax.reduce(np.abs(self.y), initial=1.0))
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, empty for a regression."""
+        """Names of the classes."""
         return tuple(self.scaling["class_names"])
 
     @property
@@ -158,34 +160,45 @@ class DealtTable:
 
     @property
     def width(self) -> int:
-        """Number of columns of the table of which something is left."""
+        """Number of columns of the table that are used."""
         return len(np.unique(self.scaling["sources"]))
 
     @property
     def source_names(self) -> list[str]:
-        """For each column the one of the table that it comes from."""
+        """Source column of each encoded column."""
         names = [one["name"] for one in self.scaling["encoder"]["columns"]]
         return [names[source] for source in self.scaling["sources"]]
 
     def share(self, count: int) -> tuple[NDArray[np.intp], ...]:
-        """Deal the columns of the table evenly, in order; return what became of each share."""
+        """Deal the columns evenly, in order."""
         sources = self.scaling["sources"]
         parts = np.array_split(np.unique(sources), count)
         return tuple(np.flatnonzero(np.isin(sources, part)) for part in parts)
 
+    def columns_of(
+        self, files: PartyFiles | None, count: int, holders: str
+    ) -> tuple[NDArray[np.intp], ...]:
+        """Return the columns of each file, or an even share for each of so many holders."""
+        if files is not None:
+            return files.parts(self.source_names)
+        if self.width < count:
+            text = f"{how_many(self.width, 'column')} cannot be dealt to {count} {holders}"
+            raise OptionError(text, code="FK-COLUMNS-FEW")
+        return self.share(count)
+
     def names(self, parts: Iterable[NDArray[np.intp]]) -> list[list[str]]:
-        """Return the names of the columns of each part."""
+        """Return the column names of each part."""
         return [[self.columns[place] for place in part] for part in parts]
 
     def take(self, rows: NDArray[np.intp]) -> Self:
-        """Return the table with some of its rows."""
+        """Return some of the rows."""
         names = ("x", "y", "train", "ids", "weights")
         parts: dict[str, Any] = {name: getattr(self, name) for name in names}
         parts = {name: part if part is None else part[rows] for name, part in parts.items()}
         return replace(self, **parts)
 
     def pooled(self) -> PooledSplit:
-        """Return it in the hands of a single owner."""
+        """Return the pooled split."""
         train, test = self.train, ~self.train
         unit = float(self.scaling["y_half_range"])
         place = np.cumsum(train) - 1  # of a row among those for training
@@ -195,27 +208,27 @@ class DealtTable:
         )
 
     def complete(self, columns: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return which rows have all of some columns."""
+        """Return which rows have all of these columns."""
         return np.asarray(np.isfinite(self.x[:, columns]).all(axis=1))
 
     def alone(self) -> Iterable[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
-        """Return rows with labels, and columns, of each party that could learn without others."""
+        """Return labelled rows and columns of each party, for local models."""
         return ()
 
     def node(self, seed: int, partition: int) -> dict[str, Any]:
-        """Return the rows of a node, and its secrets, which follow from the seed of the run."""
+        """Return the rows of a node, and its secrets from the seed."""
         raise NotImplementedError
 
     def predicts(self, partition: int) -> bool:
-        """Tell whether a node writes predictions."""
+        """Return whether a node writes predictions."""
         return False
 
     def configured(self, partition: int) -> dict[str, Any]:
-        """Return what files and configuration of a deployed node say besides."""
+        """Return further configuration of a deployed node."""
         return {}
 
     def known_labels(self, rows: NDArray[np.intp]) -> Floats | None:
-        """Return the labels of held-out rows; None if some are new rows."""
+        """Return the labels of held-out rows, or None if some are unknown."""
         return self.y[rows] if np.isfinite(self.y[rows]).all() else None
 
 
@@ -224,25 +237,20 @@ D = TypeVar("D", bound=DealtTable)
 
 
 class DealtData(Prepared, Generic[S, D]):
-    """A table ready to be dealt, once or anew for every run.
+    """A table dealt once, or again for every run.
 
     Parameters
     ----------
     settings : LabelledSettings
 
-    Raises
-    ------
-    TableError, OptionError
-        The table cannot be used, or there are too few rows or columns to deal.
-
     Attributes
     ----------
     client : type
-        The client of the method.
+        Client of the method.
     told : tuple of str
-        Options of the strategy that the clients are told; they are made anew for others.
+        Options of the strategy for the clients.
     drawn : dict
-        Data sets that are drawn, by name.
+        Random data sets, by name.
     """
 
     client: ClassVar[type[Any]]
@@ -258,12 +266,12 @@ class DealtData(Prepared, Generic[S, D]):
         self.notes = first.notes + constant_columns(first.x[first.train], first.columns)
 
     def start(self) -> dict[str, Any]:
-        """Return the number of rounds, if it is given."""
+        """Return the number of rounds, if given."""
         rounds = getattr(self.settings, "rounds", None)
         return {} if rounds is None else {"num_rounds": rounds}
 
     def facts(self) -> dict[str, Any]:
-        """Return how many clients and rows there are, and the classes."""
+        """Return numbers of clients and rows, and the classes."""
         first = self.split(self.settings.seed)
         return {
             "clients": self.num_clients,
@@ -274,16 +282,16 @@ class DealtData(Prepared, Generic[S, D]):
         }
 
     def scaling_json(self) -> str:
-        """Return the encoder of the columns and the scale of the labels."""
+        """Return encoder and scale of the labels."""
         return json.dumps(dict(self.split(self.settings.seed).scaling))
 
     def explain(self) -> list[Explanation]:
-        """Return what became of the columns of the table."""
+        """Return how columns were encoded."""
         return Encoder.from_dict(self.split(self.settings.seed).scaling["encoder"]).explain()
 
     @property
     def predictions(self) -> Path:
-        """Folder to which simulated parties write, gone with this object."""
+        """Temporary folder for predictions of simulated parties."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="fedkern-"))
             # A TemporaryDirectory that nobody closes would warn of it.
@@ -291,7 +299,7 @@ class DealtData(Prepared, Generic[S, D]):
         return self._folder
 
     def client_fn(self, strategy: Method, state_dir: Path | None = None) -> NodeClients:
-        """Return what builds the clients of a run."""
+        """Return the client function of a run."""
         seed = strategy.seed or 0
         dealt, folder = self.dealt_to(strategy), self.predictions
         return NodeClients(
@@ -305,19 +313,19 @@ class DealtData(Prepared, Generic[S, D]):
         )
 
     def dealt_to(self, strategy: Method) -> D:
-        """Return the split of a run, as it is dealt to the nodes of its strategy."""
+        """Return the split of a run."""
         return self.split(strategy.seed or 0)
 
     def variant(self, strategy: Method) -> tuple[Hashable, ...]:
-        """Return what the clients depend on: what they are told, and the seed."""
+        """Return what the clients depend on."""
         return (*(getattr(strategy, name) for name in self.told), strategy.seed)
 
     def pooled(self, seed: int) -> PooledSplit:
-        """Return the split of a run in the hands of a single owner."""
+        """Return the pooled split of a run."""
         return self.split(seed).pooled()
 
     def plot_held_out(self, folder: Path, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw what is known of the held-out rows of the first run; return name -> file."""
+        """Draw plots of the held-out rows of the first run; return name -> file."""
         if not (held_out := summary.get("held_out")):
             return {}
         first = self.split(self.settings.seed)
@@ -345,7 +353,7 @@ class DealtData(Prepared, Generic[S, D]):
         return self._splits[seed]
 
     def _make(self, seed: int) -> D:
-        """Load the table, split and scale it, and deal it."""
+        """Load, split, scale and deal the table."""
         settings = self.settings
         table, train = self.load(seed)
         rows = self.usable(table, train, seed)
@@ -368,7 +376,7 @@ class DealtData(Prepared, Generic[S, D]):
         return self.deal(found, table, seed)
 
     def load(self, seed: int) -> tuple[Table, NDArray[np.bool_]]:
-        """Return training and held-out rows as one table, and which of them are for training."""
+        """Return all rows as one table, and which are for training."""
         draw = self.drawn.get(self.settings.data)
         table = self.read() if draw is None else draw(seed)
         again = draw is None and self.settings.resplit and table.y_test is not None
@@ -385,10 +393,10 @@ class DealtData(Prepared, Generic[S, D]):
 
     @abstractmethod
     def deal(self, found: DealtTable, table: Table, seed: int) -> D:
-        """Say who has what of a table, whose columns in ``table`` are as they were."""
+        """Deal a scaled split; ``table`` has the columns before encoding."""
 
 
 def _predictions(dealt: DealtTable, folder: Path, partition: int) -> dict[str, Any]:
-    """Return the file of a simulated node that predicts."""
+    """Return the prediction file of a simulated node."""
     file = folder / f"partition-{partition}.csv"
     return {"predictions": file} if dealt.predicts(partition) else {}

@@ -1,4 +1,4 @@
-"""Experiments: methods run on prepared data, on any engine, draw by draw."""
+"""Experiments: methods on prepared data, run by run."""
 
 from __future__ import annotations
 
@@ -54,47 +54,46 @@ def run_entries(
     draw_done: DrawDone = lambda entry, strategy: None,
     watch: Watch = lambda metrics: None,
 ) -> None:
-    """Run methods one after the other on the same data; the engine starts once.
+    """Run methods on the same data.
 
-    It starts more often where methods need other clients, see :meth:`Prepared.variant`. Reference
-    methods need no clients; they are run last, when the engine has ended.
+    The engine starts again only if the clients differ, see :meth:`Prepared.variant`. Reference
+    methods run last.
 
     Parameters
     ----------
     entries : sequence of Entry
-        Methods to run; draws that an entry has results of already are not run again.
+        Methods; existing results are kept.
     prepared : Prepared
-        The data.
+        Data.
     engine : {"in-process", "ray"}
-        The engine.
+        Engine.
     seed : int
-        Draw r uses ``seed + r``.
+        Run r uses ``seed + r``.
     runs : int (default: 1)
-        Draws per method.
+        Runs per method.
     drop : float (default: 0.0)
-        Probability that a client vanishes in a round.
+        Probability that a client drops out in a round.
     timeout : float (default: 3600.0)
-        Seconds to wait for the replies of an exchange.
+        Seconds to wait for replies.
     checkpoints : path, optional
-        Folder for checkpoints, one per draw; for a single entry.
+        Folder for checkpoints of a single entry.
     state_dir : path, optional
-        Folder for the private state of the simulated nodes.
+        Folder for private state of simulated nodes.
     resume : bool (default: False)
-        Go on from the checkpoint of the first draw that is missing, if there is one.
+        Continue from the checkpoint of the first missing run.
     audited : bool (default: False)
-        Count which kinds of values server and clients see in the first draw of each entry.
+        Count kinds of values that server and clients see in the first run.
     ray_address : str, optional
-        Ray cluster that engine ``ray`` runs on; one of its own if not given.
+        Ray cluster; by default a local one.
     progress : callable
-        Called with (label, exchanges done, exchanges in all) of the draw at hand; with nothing
-        of nothing while what follows the exchanges is at work.
+        Called with (label, exchanges done, exchanges in all); without a count after the exchanges.
     work : callable
-        Called with (text, step, steps in all) of long local work within the draw, see
+        Called with (text, step, steps in all) of long work, see
         :func:`fedkern_flwr.progress.progress`.
     measure : callable
-        Called with the strategy after each draw of one; returns metrics to be added to its result.
+        Called with the strategy after each run; returns further metrics.
     draw_done : callable
-        Called with (entry, strategy) when the entry of a strategy has a new result.
+        Called with (entry, strategy) after each run.
     watch : callable
         Called with the metrics of each round.
     """
@@ -124,7 +123,7 @@ def run_entries(
             if step.audit is not None:
                 seconds -= step.audit.seconds
                 cpu -= step.audit.seconds
-            progress(f"{label}: {family(entry.method).afterwards}", 0, 0)
+            progress(f"{label}: evaluation", 0, 0)
             with part("judge"):
                 ledger, measured = strategy.ledger_, measure(strategy)
             seconds += measured.pop("seconds", 0.0)
@@ -186,17 +185,17 @@ def run_entries(
 
 
 def checkpoint_file(folder: Path, draw: int) -> Path:
-    """Return the checkpoint of a draw."""
+    """Return the checkpoint of a run."""
     return folder / f"checkpoint-{draw}.npz"
 
 
 def summarise(entry: Entry) -> dict[str, Any]:
-    """Average the results of an entry's draws as its family does."""
+    """Average the runs of an entry."""
     return family(entry.method).summarise(entry)
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what a run depends on."""
+    """Return the versions of packages."""
     found = {"python": platform.python_version(), "platform": sys.platform}
     packages = "fedkern-flwr flwr numpy scipy scikit-learn cryptography ray xgboost xgboost-cpu"
     for package in packages.split():

@@ -1,4 +1,4 @@
-"""Secure Gram for users: exact kernels of ratings, or of a table whose columns parties hold."""
+"""Secure Gram: exact kernels of ratings or of tables split by columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fedkern_flwr.gram.matrix import count_values
 from fedkern_flwr.gram.messages import disjoint_cohorts
 from fedkern_flwr.interactions import is_interactions
 from fedkern_flwr.secure_sum import check_cohort
-from fedkern_flwr.tables.dialect import DIALECT
 from fedkern_flwr.tables.table import Table, how_many
 from fedkern_flwr.vertical.parties import MissingRows
 
@@ -40,21 +39,18 @@ _PARTIES = 4
 
 @dataclass(frozen=True)
 class GramSettings(RatingColumns, LabelledSettings):
-    """Which table or ratings are used, and who gets which columns or users.
-
-    A table's columns are dealt to 4 clients by default.
+    """Table or ratings, and columns or users of each party.
 
     Attributes
     ----------
     data : str
-        Ratings (built-in, u.data, ratings.dat, .inter, or a table with --user and --item), or a
-        table (built-in, .npz, .csv, .tsv, .parquet).
+        Ratings or table: built-in, or a file (u.data, .inter, .csv, .parquet).
     missing : {"encode", "error", "drop-row"}
-        Rows of a table that lack a value (encode: the median, and a column that says so).
+        Rows of a table with missing values (encode: median and indicator).
     task : {"auto", "classification", "regression"}
-        What a table's labels are.
+        Kind of the labels of a table.
     party : tuple of str
-        File of a node, once for each, instead of --data; FILE:features if its label is not used.
+        File of a node, once for each; FILE:features ignores its label.
     """
 
     holding = "columns"
@@ -76,15 +72,15 @@ class GramSettings(RatingColumns, LabelledSettings):
 
     @classmethod
     def counted(cls, files: PartyFiles) -> dict[str, Any]:
-        """Return how many parties have columns."""
+        """Return the number of parties with columns."""
         return {"clients": sum(map(bool, files.blocks))}
 
     def describe(self) -> str:
-        """Return who gets what, for the caption of a table."""
+        """Describe the split for a caption."""
         return self.ratings().describe() if self.rates else f"{self.clients or _PARTIES} parties"
 
     def ratings(self) -> RatingSettings:
-        """Return the settings for ratings: nothing is held out."""
+        """Return the settings for ratings without held-out ones."""
         names = {f.name for f in fields(RatingSettings)} & {f.name for f in fields(self)}
         return RatingSettings(**{**{n: getattr(self, n) for n in names}, "test_size": 0.0})
 
@@ -96,11 +92,11 @@ class Instances(DealtTable):
     Attributes
     ----------
     raw : ndarray, shape (n, d), or None
-        Features as they are, if all are numbers.
+        Unscaled features, if all are numbers.
     parts : tuple of ndarray
         Columns of each party.
     encoding : str
-        What is summed, see :meth:`features`.
+        Encoding of the sums, see :meth:`features`.
     """
 
     raw: Floats | None
@@ -108,7 +104,7 @@ class Instances(DealtTable):
     encoding: str = "fixed-point"
 
     def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
-        """Return all rows and the columns of each party, as if each had the labels."""
+        """Return all rows with the columns of each party."""
         return [(np.ones_like(self.train), part) for part in self.parts]
 
     def node(self, seed: int, partition: int) -> dict[str, Any]:
@@ -116,35 +112,23 @@ class Instances(DealtTable):
         return {"x": self.features(self.encoding)[:, self.parts[partition]].T}
 
     def features(self, encoding: str) -> Floats:
-        """Return what is summed: whole numbers as they are, or scaled features.
-
-        Raises
-        ------
-        TableError
-            They are to be whole numbers, and the table has others.
-        """
+        """Return summed features: whole numbers, or scaled features."""
         if encoding != "counts":
             return self.x
         if self.raw is None:
             raise TableError(
                 "counts are whole numbers, the table has text, dates or booleans",
-                remedy="use --encoding fixed-point",
                 code="FK-VALUES-COUNTS",
             )
         return self.raw
 
 
 class InstanceData(DealtData[GramSettings, Instances]):
-    """A table whose columns are dealt to parties.
+    """A table with columns dealt to parties.
 
     Parameters
     ----------
     settings : GramSettings
-
-    Raises
-    ------
-    TableError, OptionError
-        The table cannot be used, or there are too few columns to deal.
     """
 
     client = GramClient
@@ -154,7 +138,6 @@ class InstanceData(DealtData[GramSettings, Instances]):
             if getattr(settings, name) is not None:
                 raise OptionError(
                     f"{name.replace('_', '-')} is for ratings, {settings.data} is a table",
-                    remedy="leave it out, or name the columns of ratings with --user and --item",
                     code="FK-DATA-OPTION",
                 )
         super().__init__(settings)
@@ -165,14 +148,14 @@ class InstanceData(DealtData[GramSettings, Instances]):
         return self.settings.clients or _PARTIES
 
     def dealt_to(self, strategy: Method) -> Instances:
-        """Return the split of a run, as the encoding of its strategy has it."""
+        """Return the split of a run in its encoding."""
         assert isinstance(strategy, SecureGram)
         dealt = super().dealt_to(strategy)
         dealt.features(strategy.encoding)  # refuses what are no counts
         return replace(dealt, encoding=strategy.encoding)
 
     def variant(self, strategy: Method) -> tuple[Hashable, ...]:
-        """Return what the clients depend on: what is summed and how, and the split."""
+        """Return encoding and split."""
         assert isinstance(strategy, SecureGram)
         seed = strategy.seed if self.settings.resplit else 0
         return strategy.encoding, seed
@@ -182,7 +165,7 @@ class InstanceData(DealtData[GramSettings, Instances]):
         return {"num_rounds": self.settings.rounds or 1}
 
     def facts(self) -> dict[str, Any]:
-        """Return who got which columns, and how many rows there are."""
+        """Return columns and rows of the parties."""
         first = self.split(self.settings.seed)
         return {**super().facts(), "columns": first.names(first.parts)}
 
@@ -214,12 +197,12 @@ _COLUMNS = {
     "error": common.metric(
         "error of K",
         "max_abs_error",
-        reading="Error of K: largest difference of an entry of the Gram matrix from that of pooled "
+        reading="Error of K: max. difference of an entry of the Gram matrix from that of pooled "
         "data; counts are exact, features are rounded.",
         pooled=True,
     ),
     "difference": common.to_pooled(
-        "To pooled: largest difference of an output of the machine that the coordinator trains on "
+        "To pooled: max. difference of an output of the machine that the coordinator trains on "
         "the kernel from that of the same machine on pooled, rounded features."
     ),
     "items": common.metric("items", "items", 0),
@@ -231,7 +214,6 @@ class MatrixFamily(Family[G, S, P]):
     """Methods that sum matrices of products."""
 
     data = "nyc-flights"
-    repetitions = "Repetitions, with other nodes that take part."
     always_secure = "a node's products are its ratings"
 
     def check(self, config: Config) -> None:
@@ -240,26 +222,15 @@ class MatrixFamily(Family[G, S, P]):
         check_rounds(config)
         if (config["data"]["rounds"] or 1) > 1 and config["options"].get("cohorts", 1) > 1:
             raise OptionError(
-                "cohorts are summed at once, and rounds one by one",
-                remedy="leave out --cohorts or --rounds",
-                code="FK-OPTION-BOTH",
+                "cohorts are summed at once, and rounds one by one", code="FK-OPTION-BOTH"
             )
 
     def check_data(self, config: Config, prepared: P) -> None:
-        """Refuse sums that so many nodes cannot make, before anything is made.
-
-        Raises
-        ------
-        OptionError, SmallCohortError
-        """
+        """Refuse sums with too few nodes."""
         super().check_data(config, prepared)
         strategy = self.strategy(config)
         if prepared.num_clients < 2:
-            raise OptionError(
-                "a single client has nobody to sum with",
-                remedy="use more clients",
-                code="FK-PARTIES-FEW",
-            )
+            raise OptionError("a single client has nobody to sum with", code="FK-PARTIES-FEW")
         everybody, share = range(prepared.num_clients), strategy.participation
         rounds = config["data"]["rounds"] or 1
         number = max(rounds, strategy.cohorts_)
@@ -274,7 +245,7 @@ class MatrixFamily(Family[G, S, P]):
         return {"survivors": len(strategy.survivors_)}
 
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return how good what was made of the matrix is, and what is in it."""
+        """Return figures of the model and the size of the matrix."""
         metrics = result["metrics"]
         return [
             *super().figures(result),
@@ -286,18 +257,18 @@ class MatrixFamily(Family[G, S, P]):
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """What a coordinator does with the matrix of a table.
+    """Training on the matrix of a table.
 
     Attributes
     ----------
     learner : {"svc", "ridge"}
-        Of a table: machine trained on the kernel.
+        Tables: model that is trained on the kernel.
     cost : float or None
-        C of svc or lambda of ridge (default: cross-validation at the coordinator).
+        C of svc, lambda of ridge (default: cross-validation).
     class_weight : {"balanced"} or None
-        Of a table: rows of rare classes weigh more, as scikit-learn's balanced.
+        Tables: weigh rows of rare classes more, as scikit-learn does.
     level : float
-        Of a table: of intervals and sets of classes.
+        Tables: target coverage of predicted intervals and sets.
     """
 
     learner: Learner = "svc"
@@ -312,8 +283,6 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
     strategies = (SecureGram,)
     settings, makes = GramSettings, staticmethod(prepare_gram)
     run_options = ("learner", "cost", "class_weight", "level")
-    draws = "runs"
-    afterwards = "training on the kernel"
     checked = ("centralised_difference", "max_abs_error")
     columns = _COLUMNS
     usual = "clients kernel min_support learner"
@@ -322,11 +291,10 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
         common.Shown("gamma", "gamma", common.short),
         common.Shown("cost", "C, or lambda", common.short),
         common.DIFFERENCE,
-        common.Shown("max_abs_error", "largest error of K", common.scientific),
-        common.Shown("error_bound", "  bound of rounding", common.scientific, zero=False),
+        common.Shown("max_abs_error", "max. error of K", common.scientific),
+        common.Shown("error_bound", "  bound of rounding errors", common.scientific, zero=False),
     )
     own_options = of_fields(MachineOptions)
-    seeded = "split and nodes that take part"
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
@@ -355,23 +323,15 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
             refuse_options_of_tables(config)
         if isinstance(prepared, InstanceData):
             if config.get("class_weight") and not prepared.split(config["seed"]).classes:
-                raise OptionError(
-                    "class_weight is for classes",
-                    remedy="leave it out for numbers",
-                    code="FK-WEIGHTS-NUMBERS",
-                )
+                raise OptionError("class_weight is for classes", code="FK-WEIGHTS-NUMBERS")
             check_features(strategy, prepared.split(config["seed"]).features(strategy.encoding))
         elif strategy.encoding != "counts":
-            raise OptionError(
-                "ratings are counts",
-                remedy="leave out --encoding, or use a table of features",
-                code="FK-DATA-OPTION",
-            )
+            raise OptionError("ratings are counts", code="FK-DATA-OPTION")
 
     def measure(
         self, strategy: SecureGram, prepared: RatingData | InstanceData, config: Config
     ) -> dict[str, Any]:
-        """Return the error of K, and how good a machine on the kernel of a table is."""
+        """Return the error of K, and metrics of a model on a table."""
         check = self.checks_pooled(prepared, config)
         if isinstance(prepared, RatingData):
             return {"max_abs_error": ratings_error(strategy, prepared)} if check else {}
@@ -381,25 +341,25 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
     def whole_model(
         self, strategy: SecureGram, prepared: RatingData | InstanceData, kept: Kept
     ) -> Parts | None:
-        """Return what predicts rows in one place; nothing does where all are of one class."""
+        """Return the model, or None for a single class."""
         assert isinstance(prepared, InstanceData)
         part = prepared.split(strategy.seed or 0)
         return Coordinator(strategy, part, kept.config).whole_model(kept.metrics)
 
     def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
-        """Return why there are no labels to predict, or no sums of new rows with others."""
+        """Return why there are no labels to predict."""
         if GramSettings.from_values(config["data"]).rates:
             return "ratings have no labels to predict", "use fedkern run fed-cfk to recommend"
         return None
 
     def size(self, facts: Mapping[str, Any]) -> str:
-        """Return the numbers of nodes, users and items, or of rows."""
+        """Return numbers of nodes, users and items, or of rows."""
         if "users" in facts:
             return f"{facts['users']} users on {facts['clients']} nodes, {facts['items']} items"
         return f"{facts['clients']} parties, {rows_of_table(facts)}"
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return what a node sent, and what the server saw."""
+        """Return MB per node, and what the server saw."""
         plain = 8e-6 * result["metrics"]["catalogue"] ** 2
         each = result["bytes_up"] / 1e6 / max(1, result["config"]["clients"])
         sent = f"{each:.2f} (plain float64 matrix: {plain:.2f})"
@@ -407,54 +367,33 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
 
 
 def refuse_options_of_tables(config: Config) -> None:
-    """Refuse options of a table where the data are ratings.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse options of tables if the data are ratings."""
     chosen = {**config["data"], **config}
+    of_ratings = {f.name for f in fields(RatingColumns)} - {"test_size"}
+    of_tables = {f.name for f in fields(GramSettings)} - of_ratings | {*GramFamily.run_options}
     for option in GramFamily().parameters():
-        if option.name in _OF_TABLES and chosen[option.name] not in (option.default, (), []):
+        if option.name in of_tables and chosen[option.name] not in (option.default, (), []):
             flag = option.flag.removeprefix("--") or option.name.replace("_", "-")
             raise OptionError(
                 f"{flag} is for tables, {Path(config['data']['data']).name} holds ratings",
-                remedy="leave it out",
                 code="FK-DATA-OPTION",
             )
 
 
-_OF_TABLES = (
-    *("label", "target", "id_column", "site_column", "use", "ignore", "common_columns"),
-    *("missing", "scaling", "categories", "task", "positive", "train_rows", "test_size"),
-    *("learner", "cost", "class_weight", "level"),
-    *DIALECT,
-)
-
-
 def check_features(strategy: SecureGram, x: NDArray[np.float64]) -> None:
-    """Refuse features that the encoding cannot hold, before anything is sent.
-
-    Raises
-    ------
-    TableError
-    """
+    """Refuse features that the encoding cannot hold."""
     if strategy.encoding == "counts":
         count_values(x, strategy.bound)
     elif not np.isfinite(x).all():
-        raise TableError(
-            "a row lacks a value", remedy="use --missing drop-row", code="FK-VALUES-MISSING"
-        )
+        raise TableError("a row lacks a value", code="FK-VALUES-MISSING")
     elif np.abs(x).max() > strategy.bound:
         raise TableError(
-            f"scaled features are beyond the bound {strategy.bound:g}",
-            remedy="use a bound of at least 1",
-            code="FK-VALUES-BOUND",
+            f"scaled features are beyond the bound {strategy.bound:g}", code="FK-VALUES-BOUND"
         )
 
 
 def ratings_error(strategy: SecureGram, prepared: RatingData) -> int:
-    """Return the largest error of an entry of K, against the users that were summed."""
+    """Return the largest error of an entry of K."""
     pooled = prepared.split(strategy.seed or 0)
     users = rows_of(prepared.parts, strategy.survivors_)
     part = (pooled.train + pooled.test)[users][:, strategy.items_]

@@ -1,4 +1,4 @@
-"""What a coordinator does with the Gram matrix of a table: train a machine on the kernel."""
+"""Coordinator of Secure Gram: trains a model on the Gram matrix of a table."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _OWNER = "the coordinator"
 
 @dataclass(frozen=True)
 class Machine:
-    """A support vector machine or ridge regression on a kernel.
+    """Support vector machine or ridge regression on a kernel.
 
     Attributes
     ----------
@@ -65,9 +65,9 @@ class Machine:
     classes : tuple of float
         Empty for a regression.
     balanced : bool (default: False)
-        Whether rows of rare classes weigh so much that all classes count alike.
+        Whether classes have equal weight.
     tolerance : float (default: 1e-5)
-        At which LIBSVM ends its search.
+        Tolerance of LIBSVM.
     """
 
     kernel: DotKernel
@@ -86,20 +86,20 @@ class Machine:
         weights: Floats | None = None,
         stopped: Callable[[int], None] = lambda steps: None,
     ) -> Floats:
-        """Fit and return outputs of other instances, as :func:`fedkern_flwr.labels.decide` reads.
+        """Fit, and return outputs of other instances for :func:`fedkern_flwr.labels.decide`.
 
         Parameters
         ----------
         train : ndarray, shape (n, n)
-            Kernel between the instances to learn from.
+            Kernel of the training instances.
         y : ndarray, shape (n,)
             Their labels.
         test : ndarray, shape (m, n)
-            Kernel between other instances and these.
+            Kernel between other and training instances.
         weights : ndarray, shape (n,), optional
-            What the instances to learn from count.
+            Weights of the training instances.
         stopped : callable
-            Called with the steps that were too few, if they were.
+            Called with the number of steps if they were too few.
 
         Returns
         -------
@@ -114,10 +114,9 @@ class Machine:
         return found[:, None] if found.ndim == 1 else found
 
     def fit(self, train: Floats, y: Floats, weights: Floats | None = None) -> tuple[Floats, Floats]:
-        """Fit and return what outputs are linear in: weights of the instances, and biases.
+        """Fit, and return weights of the instances and biases.
 
-        Several classes have an output for each pair of them, see
-        :func:`fedkern_flwr.fitted.votes`, where the learner is svc.
+        With svc, several classes have an output per pair, see :func:`fedkern_flwr.fitted.votes`.
 
         Returns
         -------
@@ -142,7 +141,7 @@ class Machine:
         return made, np.asarray(fitted.intercept_)
 
     def shares(self, y: Floats, weights: Floats | None = None) -> Floats:
-        """Return what the rows of these labels weigh, shape (n,): 1 on average without weights."""
+        """Return the weights of rows with these labels, shape (n,); 1 on average."""
         own = np.ones(len(y)) if weights is None else weights
         if not self.balanced:
             return own
@@ -150,13 +149,13 @@ class Machine:
         return own * balanced_weights(targets, class_counts(targets))
 
     def _vectors(self, train: Floats, y: Floats, weights: Floats | None = None) -> Any:
-        """Fit and return scikit-learn's support vector machine."""
+        """Fit the support vector machine of scikit-learn."""
         from sklearn import svm
 
         own = {"kernel": "precomputed", "C": self.cost, "tol": self.tolerance}
         own["max_iter"] = max(STEPS, STEPS_A_ROW * len(y))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # whoever judges the machine tells it
+            warnings.simplefilter("ignore")  # the evaluation reports it
             if self.classes:
                 own["class_weight"] = "balanced" if self.balanced else None
                 fitted = svm.SVC(decision_function_shape="ovr", **own).fit(train, y, weights)
@@ -179,40 +178,35 @@ def choose_machine(
     balanced: bool = False,
     weights: Floats | None = None,
 ) -> Machine:
-    """Choose what is not given by five-fold cross-validation; the Gram matrix is enough for it.
+    """Choose width and cost by five-fold cross-validation on the Gram matrix.
 
-    From the better of two machines on, the width is doubled or halved, and C made ten times larger
-    or smaller, as long as the error falls. At the end no machine one step away is better. Those far
-    away are not tried: with a large C LIBSVM takes many times the steps.
+    The search starts at the better of two models. It doubles or halves the width and changes C
+    tenfold while the error falls. Distant values are not tried, because LIBSVM is slow at large C.
 
     Parameters
     ----------
     gram : ndarray, shape (n, n)
-        Of the instances to learn from.
+        Gram matrix of the training instances.
     rows : int
-        Features in it.
+        Number of features in it.
     y : ndarray, shape (n,)
-        Their labels.
+        Labels.
     kernel : DotKernel
-        The kernel, but for its width.
+        Kernel without its width.
     classes : tuple of float
         Empty for a regression.
     learner : {"svc", "ridge"}
-        Support vector machine, or ridge regression.
+        Model.
     gamma : float or None
         Width of rbf.
     cost : float or None
-        C of a support vector machine, lambda of ridge.
+        C, or lambda of ridge.
     seed : int
-        Of the folds.
+        Seed of the folds.
     balanced : bool (default: False)
-        Whether all classes count alike, in the machine and in the choice of it.
+        Whether classes have equal weight.
     weights : ndarray, shape (n,), optional
-        What the instances count, in the machine and in the choice of it.
-
-    Raises
-    ------
-    OptionError
+        Weights of the instances.
     """
     check_choice("learner", learner, get_args(Learner))
     if cost is not None and not 0.0 < cost < np.inf:
@@ -271,10 +265,9 @@ def _validate(
     weights: Floats | None,
     least: Sequence[float],
 ) -> tuple[float, list[float]]:
-    """Return the mean error in cross-validation, and that of each fold that can be judged.
+    """Return the mean error in cross-validation, and that of each fold.
 
-    It is the share of wrong classes, or the squared error; infinite where the first folds have more
-    than these ``least`` errors.
+    The error is infinite if the first folds are all worse than ``least``.
     """
     shares, errors, sizes = machine.shares(y, weights), list[float](), list[float]()
     for fold in np.array_split(np.arange(len(y)), _FOLDS):
@@ -300,15 +293,15 @@ def _errors(outputs: Floats, y: Floats, classes: tuple[float, ...]) -> NDArray[A
 
 @dataclass(frozen=True)
 class Coordinator:
-    """What is done with the matrix of a run of Secure Gram on a table, where the labels are.
+    """Training on the matrix of a run with labels.
 
     Attributes
     ----------
     strategy : SecureGram
     part : Instances
-        The table.
+        Table.
     config : dict
-        Of the run: the machine that it asks for.
+        Configuration of the run.
     """
 
     strategy: SecureGram
@@ -317,7 +310,7 @@ class Coordinator:
 
     @cached_property
     def train(self) -> NDArray[np.bool_]:
-        """Which rows of the matrix are learned from."""
+        """Training rows of the matrix."""
         return self.part.train[self.strategy.items_]
 
     @cached_property
@@ -327,23 +320,23 @@ class Coordinator:
 
     @cached_property
     def weights(self) -> Floats | None:
-        """What the rows count that are learned from."""
+        """Weights of the training rows."""
         own = self.part.weights
         return None if own is None else own[self.strategy.items_][self.train]
 
     @property
     def one_class(self) -> bool:
-        """Whether there is nothing to learn: all rows are of one class."""
+        """Whether all training rows are of one class."""
         return bool(self.part.classes) and len(np.unique(self.y[self.train])) < 2
 
     def features(self, rows: Any = slice(None)) -> Floats:
-        """Return the features that were summed, of some rows of the matrix."""
+        """Return summed features of some rows of the matrix."""
         used = np.concatenate([self.part.parts[p] for p in self.strategy.survivors_])
         whole = self.part.features(self.strategy.encoding)
         return np.asarray(whole[np.ix_(self.strategy.items_[rows], used)])
 
     def machine(self) -> Machine:
-        """Choose the machine that the run asks for on the matrix of the rows to learn from."""
+        """Choose the model of the run."""
         return choose_machine(
             self.strategy.linear_[np.ix_(self.train, self.train)],
             self.strategy.rows_,
@@ -361,15 +354,15 @@ class Coordinator:
     def outputs(
         self, machine: Machine, gram: Floats, stopped: Callable[[int], None] = lambda steps: None
     ) -> Floats:
-        """Return the outputs of the rows held out; see :meth:`Machine.outputs`."""
+        """Return outputs of held-out rows, see :meth:`Machine.outputs`."""
         train, kernel = self.train, machine.kernel.matrix(gram, machine.rows)
         own, other = kernel[np.ix_(train, train)], kernel[np.ix_(~train, train)]
         return machine.outputs(own, self.y[train], other, self.weights, stopped)
 
     def measure(self, pooled: PooledSplit, *, check: bool) -> dict[str, Any]:
-        """Train a machine on the kernel of a run; return its metrics, seconds and the errors.
+        """Train a model; return its metrics, seconds and errors.
 
-        With ``check`` the matrix and the machine are compared with those of the pooled rows.
+        With ``check``, matrix and model are compared with those of pooled rows.
         """
         strategy, x = self.strategy, self.features()
         found: dict[str, Any] = {"error_bound": strategy.error_bound_}
@@ -384,7 +377,7 @@ class Coordinator:
         seconds = time.perf_counter() - started
         if machine.learner == "svc":
             text = f"the support vector machine needs more than {max(stopped, default=0):,} steps"
-            remedy = "scale the columns, leave out one of ids, or give a smaller --cost"
+            remedy = "scale the columns, ignore columns of ids, or give a smaller --cost"
             found |= whether_converged(not stopped, text, remedy)
         if check:
             steps = 2.0**strategy.fraction_bits
@@ -403,11 +396,7 @@ class Coordinator:
         return {**found, **metrics, **in_units(metrics, pooled.label_unit), **own}
 
     def whole_model(self, metrics: Mapping[str, Any]) -> Parts | None:
-        """Return the machine with the rows that support it; None where all are of one class.
-
-        ``metrics`` are those of the run: width and cost of its machine, if rows were held out to
-        judge one.
-        """
+        """Return the model with its support rows, or None for a single class."""
         strategy, train, classes = self.strategy, self.train, self.part.classes
         if self.one_class:
             return None
@@ -441,7 +430,7 @@ class Coordinator:
 
 
 def _largest_error(gram: Floats, x: Floats) -> float:
-    """Return the largest difference of a Gram matrix from that of features, block by block."""
+    """Return the largest error of a Gram matrix."""
     worst, step = 0.0, 512
     for start in range(0, len(x), step):
         rows = slice(start, start + step)

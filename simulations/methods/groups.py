@@ -1,4 +1,4 @@
-"""HierarchicalSVM for users: rows or columns dealt to groups of users; figures, table and plot."""
+"""HierarchicalSVM: data of groups of users, metrics, table and plot."""
 
 from __future__ import annotations
 
@@ -64,29 +64,27 @@ _CURVES = {
 
 @dataclass(frozen=True)
 class HierarchicalSettings(LabelledSettings):
-    """Which users are in which group, and who holds what.
+    """Users, groups, and the data of each.
 
-    Horizontal: every user holds rows with their labels. Vertical: every group holds a block of
-    columns, dealt in order, its users rows of it; a label owner holds the labels. Rows held out are
-    dealt to the users as well, users to groups evenly and in order.
+    In a horizontal split each user holds labelled rows. In a vertical split each group holds a
+    block of columns, and a label owner holds the labels.
 
     Attributes
     ----------
     partition : {"horizontal", "vertical"}
-        How the table is split.
+        Split of the table.
     users : int
-        N, all users (default: 20).
+        Number of users, N (default: 20).
     groups : int or None
-        S, groups with an agent each; by default none, in a vertical split 2.
+        Groups with an agent each, S (default: none; vertical: 2).
     group_sizes : tuple of int or None
         Users of each group, separated by commas, instead of --groups.
     split : {"iid", "site", "dirichlet"}
-        How rows are dealt to users (horizontal).
+        Split of the rows among users (horizontal).
     alpha : float
         Concentration of the Dirichlet split.
     delay : str or None
-        Simulated: replies of a group's users come later by exponential:SECONDS, drawn per
-        iteration, or fixed:SECONDS; a number for each group, separated by commas.
+        Simulated delay: exponential:SECONDS or fixed:SECONDS, also one per group.
     rounds : int or None
         Most iterations (default: 200).
     """
@@ -108,7 +106,7 @@ class HierarchicalSettings(LabelledSettings):
 
     @classmethod
     def counted(cls, files: PartyFiles) -> dict[str, Any]:
-        """Return how many users there are, each with rows of its own."""
+        """Return the number of users."""
         return {"users": len(files.owners), "partition": "horizontal", "split": "site"}
 
     @property
@@ -118,13 +116,7 @@ class HierarchicalSettings(LabelledSettings):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of users of each group; without groups all users are one.
-
-        Raises
-        ------
-        OptionError
-            Users cannot be dealt to groups like that.
-        """
+        """Users of each group; without groups, all users."""
         sizes = self.group_sizes
         if sizes is None:
             groups = self.groups or (2 if self.partition == "vertical" else 1)
@@ -139,14 +131,12 @@ class HierarchicalSettings(LabelledSettings):
         if min(sizes) < 1 or sum(sizes) != self.users:
             listed = ", ".join(map(str, sizes))
             raise OptionError(
-                f"groups of {listed} users are not {self.users} users",
-                remedy="use positive sizes that add up to --users, or leave out --users",
-                code="FK-GROUPS-DIFFER",
+                f"groups of {listed} users are not {self.users} users", code="FK-GROUPS-DIFFER"
             )
         return sizes
 
     def describe(self) -> str:
-        """Return who is in which group, for the caption of a table."""
+        """Describe the groups for a caption."""
         sizes = self.sizes
         if max(sizes) - min(sizes) > 1:
             return f"groups of {', '.join(map(str, sizes))} users"
@@ -160,15 +150,15 @@ class Dealt(DealtTable):
     Attributes
     ----------
     blocks : tuple of ndarray
-        Columns of each block: of each group, or all of them.
+        Columns of each group, or all columns.
     holders : tuple of ndarray of int, each of shape (n,)
-        For each block, the user who holds a row of it.
+        User of each row, per block.
     vertical : bool
-        Whether the blocks are those of groups, and the labels at an owner of theirs.
+        Whether groups hold blocks and an owner the labels.
     sizes : tuple of int
         Users of each group.
     agents : bool
-        Whether the groups have agents.
+        Whether groups have agents.
     """
 
     blocks: tuple[NDArray[np.intp], ...]
@@ -178,13 +168,13 @@ class Dealt(DealtTable):
     agents: bool = True
 
     def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
-        """Return the rows of each user, as if each had their labels, and its columns."""
+        """Return rows and columns of each user."""
         parts = zip(self.blocks, self.holders, strict=True)
         return [(who == user, block) for block, who in parts for user in np.unique(who)]
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The role of each partition: users in the order of their groups come first."""
+        """Role of each partition: users first, by group."""
         users, agents = sum(self.sizes), len(self.sizes) * self.agents
         return (*(USER,) * users, *(AGENT,) * agents, *(OWNER,) * self.vertical)
 
@@ -211,14 +201,14 @@ class Dealt(DealtTable):
         return {"role": USER, "group": group, "table": _KeptTable(), "columns": named, **own}
 
     def configured(self, partition: int) -> dict[str, Any]:
-        """Return the ids of a deployed user's rows, where the table has some."""
+        """Return the ids of the rows of a deployed user."""
         if self.ids is None or self.vertical or self.roles[partition] != USER:
             return {}
         rows = np.flatnonzero(self.holders[0] == partition)
         return self._parts("ids", np.arange(len(self.y)), rows)
 
     def _parts(self, name: str, values: NDArray[Any], rows: NDArray[np.intp]) -> dict[str, Any]:
-        """Return values of rows to learn from and, if any rows are held out, of these."""
+        """Return values of training rows and, if there are any, of held-out rows."""
         train = self.train
         found = {name: values[rows[train[rows]]]}
         return found if train.all() else {**found, f"{name}_test": values[rows[~train[rows]]]}
@@ -231,7 +221,7 @@ class Dealt(DealtTable):
 
 
 class _KeptTable:
-    """Makes the table of a simulated node when its first message comes; it stays as it is."""
+    """Table of a simulated node, made once."""
 
     made: PartyTable | None = None
 
@@ -244,14 +234,14 @@ class _KeptTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupedSplit(PooledSplit):
-    """Training and held-out rows, with who would hold what.
+    """Pooled split with the holders of rows and columns.
 
     Attributes
     ----------
     blocks : tuple of ndarray
-        Columns of each block: of each group, or all of them.
+        Columns of each group, or all columns.
     holders : tuple of ndarray of int, each of shape (n,)
-        For each block, the user who holds a training row of it.
+        User of each training row, per block.
     sizes : tuple of int
         Users of each group.
     rounds : int or None
@@ -270,11 +260,6 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
     Parameters
     ----------
     settings : HierarchicalSettings
-
-    Raises
-    ------
-    TableError, OptionError
-        The table cannot be used, or there are too few rows or columns to deal.
     """
 
     client, told = SVMClient, ("allow_single",)
@@ -291,21 +276,21 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
         return self.settings.users + len(self.sizes) + owners
 
     def nodes(self, strategy: Method) -> int:
-        """Return the number of nodes of an architecture: agents are in the hierarchical one."""
+        """Return the number of nodes, with agents if there are any."""
         return self.num_clients if self.layers(strategy) else self.settings.users
 
     def sizes_of(self, strategy: Method) -> tuple[int, ...]:
-        """Return the number of users of each group of an architecture."""
+        """Return the users of each group."""
         return self.sizes if self.layers(strategy) else (self.settings.users,)
 
     def layers(self, strategy: Method) -> bool:
-        """Tell whether groups have agents: by default they do where groups were named."""
+        """Return whether groups have agents: by default if groups are given."""
         assert isinstance(strategy, HierarchicalSVM)
         unsaid = strategy.architecture is None and strategy.budget is None
         return strategy.layers or (unsaid and self.settings.grouped)
 
     def dealt_to(self, strategy: Method) -> Dealt:
-        """Return the split of a run with the groups of its architecture."""
+        """Return the split of a run with its groups."""
         dealt, agents = super().dealt_to(strategy), self.layers(strategy)
         return replace(dealt, sizes=self.sizes_of(strategy), agents=agents)
 
@@ -317,21 +302,21 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
         return self.layers(strategy), *told, seed if own else 0
 
     def faults(self, strategy: Method) -> Plan | None:
-        """Return the delays of a run; every run has draws of its own."""
+        """Return the delays of a run."""
         if self.settings.delay is None:
             return None
         groups = group_of(self.sizes_of(strategy))
         return GroupDelays(DelayLaw.parse(self.settings.delay), groups, strategy.seed or 0)
 
     def pooled(self, seed: int) -> GroupedSplit:
-        """Return the split of a run in the hands of a single owner, who knows how it was dealt."""
+        """Return the pooled split with its holders."""
         dealt = self.split(seed)
         holders = tuple(holder[dealt.train] for holder in dealt.holders)
         own: dict[str, Any] = {"sizes": self.sizes, "rounds": self.settings.rounds}
         return GroupedSplit(**vars(dealt.pooled()), blocks=dealt.blocks, holders=holders, **own)
 
     def facts(self) -> dict[str, Any]:
-        """Return who got which columns, and how many rows there are."""
+        """Return columns and rows of the groups."""
         first = self.split(self.settings.seed)
         return {
             **super().facts(),
@@ -347,14 +332,9 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
         if not vertical:
             blocks: tuple[NDArray[np.intp], ...] = (np.arange(len(found.columns)),)
             holders = (deal_rows(settings, table, train, settings.users, seed),)
-        elif found.width < len(sizes):
-            raise OptionError(
-                f"{how_many(found.width, 'column')} cannot be dealt to {len(sizes)} groups",
-                remedy="use fewer groups",
-                code="FK-COLUMNS-FEW",
-            )
         else:
-            blocks, first = found.share(len(sizes)), np.cumsum([0, *sizes[:-1]])
+            blocks = found.columns_of(None, len(sizes), "groups")
+            first = np.cumsum([0, *sizes[:-1]])
             seeds = [derive_seed(seed, "group", g) for g in range(len(sizes))]
             holders = tuple(
                 start + deal_rows(settings, table, train, size, own)
@@ -371,24 +351,16 @@ def group_of(sizes: Sequence[int]) -> tuple[int, ...]:
 def deal_rows(
     settings: HierarchicalSettings, table: Table, train: NDArray[np.bool_], users: int, seed: int
 ) -> NDArray[np.intp]:
-    """Return to which of so many users each row goes; every user gets rows to learn from.
-
-    Raises
-    ------
-    OptionError, TableError
-        There are too few rows or users.
-    """
+    """Return the user of each row; every user gets training rows."""
     if train.sum() < users:
         raise TableError(
-            f"{int(train.sum())} training rows cannot be dealt to {users} users",
-            remedy="use fewer users, or hold out fewer rows",
-            code="FK-ROWS-FEW",
+            f"{int(train.sum())} training rows cannot be dealt to {users} users", code="FK-ROWS-FEW"
         )
     if settings.files is not None:
         return owners(table, train, users)
     kind = settings.split
     if kind == "site":
-        check_sites(table.take(np.flatnonzero(train)), users, "users", "more users")
+        check_sites(table.take(np.flatnonzero(train)), users, "users")
     holder = np.empty(table.rows, np.intp)
     rows, held_out = np.flatnonzero(train), np.flatnonzero(~train)
     for user, mine in enumerate(
@@ -397,12 +369,12 @@ def deal_rows(
         holder[rows[mine]] = user
     rng = np.random.default_rng(derive_seed(seed, "held-out rows of users"))
     for user, mine in enumerate(np.array_split(rng.permutation(held_out), users)):
-        holder[mine] = user  # whoever judges a row, the sum is the same
+        holder[mine] = user  # the sum does not depend on the user that evaluates a row
     return holder
 
 
 def _of_converged(name: str) -> Callable[[Mapping[str, Any]], list[float | None]]:
-    """Return what reads a figure of the draws that came to their stop; others have none."""
+    """Return a reader of a metric of the runs that converged."""
 
     def values(summary: Mapping[str, Any]) -> list[float | None]:
         draws = summary["draws"]
@@ -460,10 +432,9 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
 
     strategies = (HierarchicalSVM,)
     settings, makes = HierarchicalSettings, HierarchicalData
-    draws = "runs"
     checked = ("centralised_objective", "objective_gap")
     app, deployable, nodes = "hierarchical_svm", ("hierarchical-svm",), 8
-    parties, dealt_by_nodes = "users", ("clients", "users")
+    dealt_by_nodes = ("users",)
     columns = _COLUMNS
     usual = "users groups partition model C class_weight"
     shown = (
@@ -471,7 +442,7 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
         common.MOST_FREQUENT,
         common.Shown("centralised_test_accuracy", _OPTIMUM),
         *common.SCORED,
-        common.Shown("test_rmse", "RMSE on held-out rows"),
+        common.Shown("test_rmse", "RMSE on held-out rows (unit of the label)"),
         common.Shown("centralised_test_rmse", _OPTIMUM),
         *common.ERRORS,
         common.Shown("objective", "objective"),
@@ -484,12 +455,10 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
     own_options = (
         Option("step_sizes", str | None, None, "rho of each group, separated by commas.", METHOD),
     )
-    repetitions = "Runs averaged, each with its own delays and features."
-    seeded = "split, delays and random features"
     always_secure = "a user's model shows its rows"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
-        """Make a node per group an agent, in a vertical split one the label owner, others users."""
+        """Assign agents, the label owner and users to nodes."""
         layers = has_agents(values)
         groups = int(values.get("groups") or (GROUPS if layers else 1))
         if values.get("group_sizes"):
@@ -502,24 +471,18 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
                 remedy="use more nodes: users, an agent per group and, if vertical, a label owner",
                 code="FK-PARTIES-FEW",
             )
-        return {"users": users, "clients": None}
+        return {"users": users}
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the configuration of a run; refuse what contradicts itself.
-
-        Raises
-        ------
-        OptionError
-        """
+        """Make the configuration of a run."""
         sizes = read_numbers("group-sizes", values["group_sizes"], int)
         steps = read_numbers("step-sizes", values["step_sizes"], float)
-        users = self.number_of_parties(values, USERS if sizes is None else sum(sizes))
+        named = USERS if sizes is None else sum(sizes)
+        users = named if values["users"] is None else values["users"]
         groups, layers = values["groups"], has_agents(values)
         if sizes is not None and groups not in (None, len(sizes)):
             raise OptionError(
-                f"{len(sizes)} group sizes are not {groups} groups",
-                remedy="leave out --groups",
-                code="FK-GROUPS-DIFFER",
+                f"{len(sizes)} group sizes are not {groups} groups", code="FK-GROUPS-DIFFER"
             )
         if groups is None:
             alone = values.get("party") and users < 2 * GROUPS  # nobody is alone in a group
@@ -539,34 +502,24 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
         check_rounds(config)
         if not hierarchical and groups > 1:
             raise OptionError(
-                f"architecture {chosen['architecture']} has no groups",
-                remedy="leave out --groups and --group-sizes",
-                code="FK-GROUPS-OPTION",
+                f"architecture {chosen['architecture']} has no groups", code="FK-GROUPS-OPTION"
             )
         if data["users"] < 2:
-            raise OptionError(
-                "a single user has nobody to sum with",
-                remedy="use more --users",
-                code="FK-PARTIES-FEW",
-            )
+            raise OptionError("a single user has nobody to sum with", code="FK-PARTIES-FEW")
         if hierarchical and min(sizes) == 1 and not chosen.get("allow_single"):
             raise OptionError(
-                f"group {sizes.index(1) + 1} has a single user, whose model its agent would see",
-                remedy="form larger groups, or allow it with --allow-single",
+                f"group {sizes.index(1) + 1} has a single user, and its agent would see the model",
                 code="FK-GROUPS-SINGLE",
             )
         if chosen.get("lost_groups") == "leave-out" and groups < 3:
             raise OptionError(
                 f"of {groups} groups none can be left out: the total would be that of one",
-                remedy="use at least 3 --groups, or --lost-groups stop",
                 code="FK-GROUPS-LEFT",
             )
         steps = chosen.get("step_sizes")
         if steps is not None and len(steps) != groups:
             raise OptionError(
-                f"{len(steps)} step sizes are not {groups} groups",
-                remedy="give a number for each group",
-                code="FK-GROUPS-DIFFER",
+                f"{len(steps)} step sizes are not {groups} groups", code="FK-GROUPS-DIFFER"
             )
         if data["delay"] is not None:
             DelayLaw.parse(data["delay"]).check(groups)
@@ -588,12 +541,12 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
         model = config["options"].get("model", "linear")
         check_numbers(prepared, "model", model, "ridge")
 
-    # -- data and draws
+    # -- data and runs
 
     def measure(
         self, strategy: HierarchicalSVM, prepared: HierarchicalData, config: Config
     ) -> dict[str, Any]:
-        """Return the pooled optimum, what was sent, and errors in the labels' units."""
+        """Return the pooled optimum, kilobytes, and errors in units of the label."""
         users = prepared.settings.users
         found: dict[str, Any] = {"kilobytes_per_user": strategy.ledger_.bytes_up / 1e3 / users}
         pooled = prepared.pooled(strategy.seed or 0)
@@ -631,7 +584,7 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
     def whole_model(
         self, strategy: HierarchicalSVM, prepared: HierarchicalData, kept: Kept
     ) -> Parts:
-        """Return weights and biases, which agents and label owner of a vertical split kept."""
+        """Return weights and biases from the files of agents and label owner."""
         arrays, meta = strategy.model()
         if strategy.partition == "vertical":
             split = prepared.split(strategy.seed or 0)
@@ -654,22 +607,22 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
         return Parts("linear", arrays, {name: meta[name] for name in names})
 
     def outcome(self, strategy: HierarchicalSVM) -> dict[str, Any]:
-        """Return how many nodes took part to the end, and what was chosen."""
+        """Return the number of active nodes, and what was chosen."""
         return {"survivors": len(strategy.nodes.active()), **chosen(strategy)}
 
     # -- what the user sees of a run
 
     def size(self, facts: Mapping[str, Any]) -> str:
-        """Return the numbers of users, groups and rows."""
+        """Return numbers of users, groups and rows."""
         groups = len(facts["group_sizes"])
         return f"{facts['users']} users in {how_many(groups, 'group')}, {rows_of(facts)}"
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return what the server saw, first of all what matters most."""
+        """Return what the server saw."""
         return [["the server saw", result["privacy"]["server_sees"][0]]]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw the residuals, or the label owner's duality gap, over the iterations."""
+        """Draw residuals or the duality gap over iterations."""
         curves = {
             text: [(t, max(value, 1e-12), 0.0) for t, value, _ in points]
             for name, text in _CURVES.items()
@@ -680,12 +633,7 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
 
 
 def read_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:
-    """Read numbers separated by commas.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Read numbers separated by commas."""
     if text is None:
         return None
     try:
@@ -699,7 +647,7 @@ def read_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> lis
 
 
 def has_agents(values: Mapping[str, Any]) -> bool:
-    """Tell whether a run has groups with agents: by default where groups are named or needed."""
+    """Return whether groups have agents: by default if groups are given or needed."""
     if values.get("architecture"):
         return bool(values["architecture"] == "hierarchical")
     needed = ("groups", "group_sizes", "staleness", "step_sizes", "sigma")

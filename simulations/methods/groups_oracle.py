@@ -1,4 +1,4 @@
-"""The pooled optimum of HierarchicalSVM: what a single owner of all rows and columns would get."""
+"""Pooled optimum of HierarchicalSVM."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Optimum:
     objective : float
         1/2 |w|^2 + C sum loss, over all outputs.
     metrics : dict
-        Of the held-out rows, see :meth:`PooledSplit.judge`; empty if there are none.
+        Metrics of held-out rows, if there are any.
     """
 
     objective: float
@@ -51,28 +51,27 @@ def pooled_optimum(
     features: FeatureMap | None = None,
     label_bound: float = 1.0,
 ) -> Optimum | None:
-    """Minimise 1/2 |w|^2 + C sum loss(y, w^T x + b) on pooled rows, output by output.
+    """Minimise 1/2 |w|^2 + C sum loss(y, w^T x + b) on pooled rows, per output.
 
     Parameters
     ----------
     pooled : PooledSplit
-        Rows with columns as they are.
+        Rows.
     loss : {"hinge", "logistic", "squared"}
         max(0, 1 - y f), log(1 + exp(-y f)) or (y - f)^2 / 2.
     cost : float
         C.
     scale : {"standard", "none"}
-        Whether w is that of the columns standardised by mean and deviation of the training rows,
-        or of the columns as they are.
+        Penalise weights of standardised columns, or of columns as they are.
     features : callable, optional
-        Random Fourier features, made of the columns after scaling.
+        Random Fourier features of the scaled columns.
     label_bound : float (default: 1.0)
-        Unit of the targets of a regression.
+        Unit of numeric targets.
 
     Returns
     -------
     Optimum or None
-        None where it would take minutes.
+        None if it would take minutes.
     """
     x, x_test = pooled.x, pooled.x_test
     if scale == "standard":
@@ -102,33 +101,29 @@ def linear_svm(
     model: str = "linear",
     scale: Scale = "standard",
 ) -> Outcome:
-    """Train the linear model on pooled data: the paper's normal linear SVM.
+    """Train the linear model on pooled data.
 
     Parameters
     ----------
     pooled : PooledSplit
-        The data.
+        Data.
     seed : int
-        Not used: nothing is random.
+        Not used.
     progress : callable
         Called with steps done and steps in all.
     C : float (default: 1.0)
-        Cost of errors.
+        Weight of the losses.
     model : {"linear", "logistic", "ridge"} (default: "linear")
-        The loss: hinge, logistic or squared.
+        Hinge, logistic or squared loss.
     scale : {"standard", "none"} (default: "standard")
         See :func:`pooled_optimum`.
 
     Returns
     -------
     metrics : dict
-        Those of the held-out rows, ``objective`` and ``centralised_objective``, which are the same.
+        With ``objective`` and ``centralised_objective``, which are equal.
     history : list of dict
         One row.
-
-    Raises
-    ------
-    OptionError, TableError
     """
     check_choice("model", model, tuple(name for name in LOSS_OF if name != "rbf"))
     check_choice("scale", scale, get_args(Scale))

@@ -1,4 +1,4 @@
-"""FedCG for users: rows dealt to hospitals and columns to centres, figures, table and plot."""
+"""FedCG: rows dealt to hospitals, columns to centres; metrics, table and plot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from ...strategies import FedCG
 from ..run.data import hold_out
 from ..run.entries import Entry, mean
 from ..run.format import figure
-from ..run.options import PARTIES, of_fields
 from ..run.party_files import PartyFiles
 from ..run.splits import Split, split_rows
 from ..run.toy import three_hospitals
@@ -41,9 +40,9 @@ OWN_BLOCK = "clinical"
 
 @dataclass(frozen=True)
 class HybridSettings(LabelledSettings):
-    """Which rows go to which hospital and which columns to which centre.
+    """Rows of each hospital and columns of each centre.
 
-    Columns are dealt in order: the hospitals' own block, then a block per centre.
+    Columns are dealt in order: the block of the hospitals, then a block per centre.
 
     Attributes
     ----------
@@ -56,13 +55,13 @@ class HybridSettings(LabelledSettings):
     own_block : bool
         Hospitals hold the first block of columns.
     split : {"iid", "site", "dirichlet"}
-        How rows are dealt to hospitals.
+        Split of the rows among hospitals.
     alpha : float
         Concentration of the Dirichlet split.
     allow_single : bool
         Allow a single hospital, and rows that a single centre knows.
     paper_split : bool
-        Hold out the rows that the paper's programs do: scikit-learn's train_test_split, seed 0.
+        Hold out the rows of the paper: train_test_split of scikit-learn, seed 0.
     """
 
     worked_out = frozenset({"hospitals"})
@@ -78,7 +77,7 @@ class HybridSettings(LabelledSettings):
     paper_split: bool = False
 
     def training(self, table: Table, seed: int) -> NDArray[np.bool_]:
-        """Return which rows are for training."""
+        """Return the training rows."""
         if not self.paper_split:
             return super().training(table, seed)
         hold_out(table, self.test_size, seed)  # refuses shares that cannot be
@@ -89,26 +88,26 @@ class HybridSettings(LabelledSettings):
 
     @classmethod
     def counted(cls, files: PartyFiles) -> dict[str, Any]:
-        """Return how many hospitals and centres there are: owners of labels, and others."""
+        """Return the numbers of hospitals and centres."""
         found = {"hospitals": len(files.owners), "centres": len(files.others), "split": "site"}
         return {**found, "own_block": bool(files.blocks[0])}
 
     def describe(self) -> str:
-        """Return who gets what, for the caption of a table."""
+        """Describe the split for a caption."""
         own = "" if self.own_block else " (no own columns)"
         return f"{how_many(self.hospitals, 'hospital')}{own} and {how_many(self.centres, 'centre')}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HybridSplit(PooledSplit):
-    """Training and held-out rows, with who would hold what.
+    """Pooled split with the holders of rows and columns.
 
     Attributes
     ----------
     hospital : ndarray of int, shape (n,)
-        To which hospital a training row goes.
+        Hospital of each training row.
     blocks : dict
-        Name of a block -> positions of its columns; the hospitals' own first, if they have one.
+        Columns of each block; that of the hospitals first.
     """
 
     hospital: NDArray[np.intp]
@@ -122,11 +121,11 @@ class Pooled(DealtTable):
     Attributes
     ----------
     hospital : ndarray of int, shape (n,)
-        To which hospital a row goes.
+        Hospital of each row.
     blocks : dict
-        Name of a block -> positions of its columns; the hospitals' own first, if they have one.
+        Columns of each block; that of the hospitals first.
     labelled : tuple of str
-        Blocks of centres whose files have the labels, which they do not use.
+        Blocks of centres with unused labels.
     """
 
     hospital: NDArray[np.intp]
@@ -139,18 +138,18 @@ class Pooled(DealtTable):
         return int(self.hospital.max()) + 1
 
     def pooled(self) -> HybridSplit:
-        """Return it in the hands of a single owner, who knows how it was dealt."""
+        """Return the pooled split with its holders."""
         mine = self.hospital[self.train]
         return HybridSplit(**vars(super().pooled()), hospital=mine, blocks=self.blocks)
 
     def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
-        """Return the rows of each hospital with their block, and of centres that have labels."""
+        """Return rows and columns of parties with labels."""
         own = self.blocks.get(OWN_BLOCK, np.empty(0, np.intp))
         found = [(self.hospital == h, own) for h in range(self.hospitals)]
         return found + [(self.complete(self.blocks[b]), self.blocks[b]) for b in self.labelled]
 
     def predicts(self, partition: int) -> bool:
-        """Tell whether a node is a hospital: they are partitions 0 to H - 1, centres follow."""
+        """Return whether a node is a hospital; hospitals come first."""
         return partition < self.hospitals
 
     def configured(self, partition: int) -> dict[str, Any]:
@@ -158,7 +157,7 @@ class Pooled(DealtTable):
         return {"role": HOSPITAL if self.predicts(partition) else CENTRE}
 
     def node(self, seed: int, partition: int) -> dict[str, Any]:
-        """Return the block of a node, its rows and secrets."""
+        """Return block, rows and secrets of a node."""
         centre = partition - self.hospitals
         block = OWN_BLOCK if centre < 0 else [b for b in self.blocks if b != OWN_BLOCK][centre]
         columns = self.blocks.get(block, np.zeros(0, np.intp))
@@ -193,11 +192,6 @@ class HybridData(DealtData[HybridSettings, Pooled]):
     Parameters
     ----------
     settings : HybridSettings
-
-    Raises
-    ------
-    TableError, OptionError
-        The table cannot be used, or there are too few rows or columns to deal.
     """
 
     client, told = HybridKernelClient, ("allow_single",)
@@ -224,7 +218,7 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         return self.settings.hospitals + self.settings.centres
 
     def facts(self) -> dict[str, Any]:
-        """Return who got which columns and how many rows."""
+        """Return columns and rows of the parties."""
         first = self.split(self.settings.seed)
         rows, held_out = (
             [int((first.hospital[part] == h).sum()) for h in range(first.hospitals)]
@@ -240,31 +234,22 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         }
 
     def read(self) -> Table:
-        """Load the table; which rows lack a block is found when the parties match theirs."""
+        """Load the table; alignment finds rows that lack a block."""
         missing = self.settings.missing
         return self.settings.load(missing if missing in ("error", "encode") else "keep")
 
     def usable(self, table: Table, train: NDArray[np.bool_], seed: int) -> NDArray[np.intp]:
-        """Return all rows, or those that are chosen: those left out are counted first."""
+        """Return all rows, or the chosen ones."""
         if self.settings.train_rows is None:
             return np.arange(table.rows)
         return super().usable(table, train, seed)
 
     def deal(self, found: DealtTable, table: Table, seed: int) -> Pooled:
-        """Deal the columns to blocks, and the rows that hospitals can use."""
+        """Deal columns to blocks, and rows to hospitals."""
         settings, files = self.settings, self.settings.files
         names = [OWN_BLOCK] * settings.own_block
         names += [f"centre {c + 1}" for c in range(settings.centres)]
-        if files is not None:
-            parts = files.parts(found.source_names)[not settings.own_block :]
-        elif found.width < len(names):
-            raise OptionError(
-                f"{how_many(found.width, 'column')} cannot be dealt to {len(names)} blocks",
-                remedy="use fewer centres",
-                code="FK-COLUMNS-FEW",
-            )
-        else:
-            parts = found.share(len(names))
+        parts = found.columns_of(files, len(names), "blocks")[-len(names) :]
         blocks = dict(zip(names, parts, strict=True))
         keep = np.isfinite(found.y)
         if settings.own_block:
@@ -278,9 +263,7 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         for block, columns in blocks.items():
             if not found.complete(columns).any():
                 raise TableError(
-                    f"every row lacks a column of block {block!r}",
-                    remedy="leave out columns that are mostly empty, or use more centres",
-                    code="FK-VALUES-NOROW",
+                    f"every row lacks a column of block {block!r}", code="FK-VALUES-NOROW"
                 )
         labelled = () if files is None else (f"centre {k + 1}" for k in files.labelled)
         hospital = _deal_rows(settings, table.take(rows), found.train, seed)
@@ -290,12 +273,12 @@ class HybridData(DealtData[HybridSettings, Pooled]):
 def _deal_rows(
     settings: HybridSettings, table: Table, train: NDArray[np.bool_], seed: int
 ) -> NDArray[np.intp]:
-    """Return to which hospital each row goes."""
+    """Return the hospital of each row."""
     if settings.files is not None:
         return owners(table, train, settings.hospitals)
     hospitals, parts = settings.hospitals, [part for part in (train, ~train) if part.any()]
     if settings.split == "site" and table.site is not None:
-        sites = check_sites(table, hospitals, "hospitals", "--hospitals {}")
+        sites = check_sites(table, hospitals, "hospitals")
         if any(len(np.unique(table.site[part])) < sites for part in parts):
             parts = [np.ones_like(train)]  # else a hospital's two parts would be of two sites
     hospital = np.empty(table.rows, np.intp)
@@ -303,7 +286,6 @@ def _deal_rows(
         if len(held) < hospitals:
             raise OptionError(
                 f"{len(held)} of {table.rows} rows cannot be dealt to {hospitals} hospitals",
-                remedy="use fewer hospitals, or another test-size",
                 code="FK-ROWS-FEW",
             )
         rows = table.take(held)
@@ -311,9 +293,7 @@ def _deal_rows(
         for h, mine in enumerate(dealt):
             hospital[held[mine]] = h
     if (np.bincount(hospital[train], minlength=hospitals) == 0).any():
-        raise OptionError(
-            "a hospital has no training rows", remedy="use fewer hospitals", code="FK-ROWS-FEW"
-        )
+        raise OptionError("a hospital has no training rows", code="FK-ROWS-FEW")
     return hospital
 
 
@@ -328,7 +308,7 @@ ATTACKS = {
 
 
 def _stop_epoch(tolerance: str) -> common.Column:
-    """First iteration at which sum(r^2) is below the paper's tolerance, mean over runs."""
+    """Make a column: first iteration with sum(r^2) below the tolerance of the paper."""
 
     def epochs(summary: Mapping[str, Any]) -> list[float | None]:
         found: list[float | None] = []
@@ -356,18 +336,18 @@ def _reconstruction(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _server_saw(config: Mapping[str, Any]) -> str:
-    """Return what the server saw in a few words; ``result.json`` has all of it."""
+    """Return what the server saw, in a few words."""
     if config["hospitals"] == 1:
         return "the sums of a single hospital"
     return f"sums over {config['hospitals']} hospitals"
 
 
 def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows of a run's table that count rows with missing blocks, if any."""
+    """Return rows that count missing blocks."""
     wards = result.get("matched", {}).get("hospitals", {}).values()
     dropped = sum(ward["dropped_rows"] for ward in wards)
     lacking = sum(sum(ward["rows_without_block"].values()) for ward in wards)
-    found = (("rows left out for a missing block", dropped), ("missing blocks of rows", lacking))
+    found = (("rows dropped for a missing block", dropped), ("missing blocks", lacking))
     return [[text, str(count)] for text, count in found if count]
 
 
@@ -380,7 +360,7 @@ _COLUMNS = {
         3,
         paper=2,
         higher_is_better=True,
-        reading="Recall, precision: of held-out rows, mean over the draws.",
+        reading="Recall, precision: of held-out rows, mean over the runs.",
     ),
     "precision": common.metric("precision", "test_precision", 3, paper=2, higher_is_better=True),
     "iterations": common.metric(
@@ -392,25 +372,12 @@ _COLUMNS = {
     **{f"stop epoch {t}": _stop_epoch(t) for t in ("1e-3", "1e-4", "1e-6")},
     "residual": common.metric("residual", "residual"),
     "difference": common.to_pooled(
-        "To pooled: largest difference of a prediction from that of the pooled solution in "
+        "To pooled: max. difference of a prediction from that of the pooled solution in "
         "float64, where the labels of a regression are scaled to [-1, 1]."
     ),
     "reconstruction": common.Column(tuple(ATTACKS.values()), _reconstruction),
     **common.COSTS,
 }
-
-
-@dataclass(frozen=True)
-class HybridOptions:
-    """Who takes part in a run of FedCG, told in another way.
-
-    Attributes
-    ----------
-    clients : int or None
-        Hospitals and centres together, instead of --hospitals.
-    """
-
-    clients: int | None = None
 
 
 class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
@@ -419,10 +386,9 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
     strategies = (FedCG,)
     settings, makes = HybridSettings, HybridData
     left_out = "they lack a block of columns"
-    draws = "runs"
     checked = ("centralised_difference",)
     app, deployable = "fed_cg", ("fed-cg",)
-    dealt_by_nodes = ("clients", "centres")
+    dealt_by_nodes = ("centres",)
     columns = _COLUMNS
     usual = "hospitals centres landmarks gamma regularization tune"
     shown = (
@@ -434,12 +400,10 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
         ),
     )
     data = "breast-cancer"
-    own_options = of_fields(HybridOptions, PARTIES)
-    repetitions, seeded = "Runs averaged, each with its own landmarks.", "split and landmarks"
     always_secure = "columns of a kernel show the rows of a hospital"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
-        """Make two nodes hospitals unless told otherwise, the others centres."""
+        """Assign two hospitals by default; the others are centres."""
         hospitals = 2 if values.get("hospitals") is None else int(values["hospitals"])
         if not 1 <= hospitals <= nodes:
             raise OptionError(
@@ -447,26 +411,7 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
                 remedy="use more nodes or less hospitals",
                 code="FK-PARTIES-FEW",
             )
-        return {"hospitals": hospitals, "centres": nodes - hospitals, "clients": None}
-
-    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the configuration of a run; refuse what contradicts itself.
-
-        Raises
-        ------
-        OptionError
-        """
-        hospitals, centres, clients = (values[n] for n in ("hospitals", "centres", "clients"))
-        if hospitals is None:
-            hospitals = 2 if clients is None else clients - centres
-        if clients not in (None, hospitals + centres):
-            raise OptionError(
-                f"{how_many(hospitals, 'hospital')} and {how_many(centres, 'centre')} "
-                f"are not {clients} clients",
-                remedy="leave out --clients",
-                code="FK-CLIENTS-DIFFER",
-            )
-        return super().config(name, {**values, "hospitals": hospitals})
+        return {"hospitals": hospitals, "centres": nodes - hospitals}
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
@@ -474,7 +419,6 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
         if config["data"]["scaling"] == "standard":
             raise OptionError(
                 "scaling standard has no public range, within which landmarks are drawn",
-                remedy="use --scaling rank or range",
                 code="FK-SCALING-RANGE",
             )
 
@@ -492,7 +436,7 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
             check_memory("landmarks", m, 3.0 * m * m + rows * m)
 
     def measure(self, strategy: FedCG, prepared: HybridData, config: Config) -> dict[str, Any]:
-        """Return the difference from the pooled solution, and errors in the labels' units."""
+        """Return the difference from the pooled model, and errors in units of the label."""
         half = prepared.split(strategy.seed or 0).scaling["y_half_range"]
         found: dict[str, Any] = in_units(strategy.metrics_, half)
         check = self.checks_pooled(prepared, config)
@@ -500,7 +444,7 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
         return found if difference is None else {"centralised_difference": difference, **found}
 
     def whole_model(self, strategy: FedCG, prepared: HybridData, kept: Kept) -> Parts:
-        """Return coefficients and the landmarks of all blocks, drawn from the parties' secrets."""
+        """Return coefficients, and landmarks from the secrets of the parties."""
         arrays, meta = strategy.model()
         split = prepared.split(strategy.seed or 0)
         landmarks = np.zeros((strategy.landmarks_, len(split.columns)))
@@ -528,11 +472,11 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
         return Parts("landmarks", {**arrays, "landmarks": landmarks}, own)
 
     def outcome(self, strategy: FedCG) -> dict[str, Any]:
-        """Return which rows were matched, and what was chosen."""
+        """Return matched rows, and what was chosen."""
         return {"matched": strategy.plan_.report(), **chosen(strategy)}
 
     def per_draw(self, entry: Entry) -> dict[str, Any]:
-        """Return the metrics and squared residuals of the single runs."""
+        """Return metrics and squared residuals of each run."""
         return {
             **super().per_draw(entry),
             "squared_residuals": [
@@ -542,16 +486,16 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
         }
 
     def size(self, facts: Mapping[str, Any]) -> str:
-        """Return the numbers of parties and rows."""
+        """Return numbers of parties and rows."""
         hospitals, centres = how_many(facts["hospitals"], "hospital"), facts["centres"]
         return f"{hospitals}, {how_many(centres, 'centre')}, {rows_of(facts)}"
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return what the server saw, and how many rows lack a block."""
+        """Return what the server saw, and missing blocks."""
         return [["the server saw", _server_saw(result["config"])], *_missing_rows(result)]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw the residual over the iterations, where there were any."""
+        """Draw the residual over iterations."""
         points, ylabel = (
             points_of(summary["history"], "residual"),
             "residual relative to that of zero",

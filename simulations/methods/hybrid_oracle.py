@@ -1,4 +1,4 @@
-"""The pooled solution of FedCG: what a single owner of all data would get, in float64."""
+"""Pooled solution of FedCG, in float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHUNK = 1 << 21  # numbers of a chunk of the kernel
 
 
 def pooled_landmarks(strategy: FedCG, prepared: HybridData) -> dict[str, Floats]:
-    """Return each block's slice of the landmarks, or directions, as the parties drew them."""
+    """Return the landmarks or directions of each block."""
     seed = strategy.seed or 0
     pooled = prepared.split(seed)
     out = {}
@@ -42,7 +42,7 @@ def pooled_landmarks(strategy: FedCG, prepared: HybridData) -> dict[str, Floats]
 
 
 def block_landmarks(sampling: str, m: int, x: Floats, seed: int, block: str) -> Floats:
-    """Return the slice of the landmarks of a block whose training rows are ``x``, within [0, 1]."""
+    """Return the landmarks of a block with training rows ``x`` in [0, 1]."""
     ranges, moments = np.tile([0.0, 1.0], (x.shape[1], 1)), None
     if sampling in ("N", "C"):
         sums = moment_sums(x[np.isfinite(x).all(axis=1)], ranges, sampling)
@@ -51,7 +51,7 @@ def block_landmarks(sampling: str, m: int, x: Floats, seed: int, block: str) -> 
 
 
 def taking_part(strategy: FedCG, pooled: Pooled) -> NDArray[np.bool_]:
-    """Return which rows take part: with ``drop-row`` those that lack no block."""
+    """Return which rows take part."""
     if strategy.missing == "drop-row":
         return np.asarray(np.isfinite(pooled.x).all(axis=1))
     return np.ones(len(pooled.x), bool)
@@ -60,7 +60,7 @@ def taking_part(strategy: FedCG, pooled: Pooled) -> NDArray[np.bool_]:
 def pooled_kernel(
     strategy: FedCG, pooled: Pooled, rows: NDArray[np.intp], landmarks: dict[str, Floats]
 ) -> Floats:
-    """Return the kernel of rows and landmarks from the definition of the distances."""
+    """Return the kernel of rows and landmarks from its definition."""
     if strategy.basis == "fourier":
         turns = np.zeros((len(rows), strategy.landmarks_ // 2))
         for block, columns in pooled.blocks.items():
@@ -76,10 +76,7 @@ def pooled_kernel(
 
 
 def centralised_difference(strategy: FedCG, prepared: HybridData) -> float | None:
-    """Return max |f_fed - f_central| over the held-out rows; None if there are none, or with noise.
-
-    f_fed are the predictions that the hospitals wrote.
-    """
+    """Return max |f_fed - f_central| over held-out rows, or None without predictions."""
     pooled = prepared.split(strategy.seed or 0)
     here = taking_part(strategy, pooled)
     train, test = (np.flatnonzero(here & part) for part in (pooled.train, ~pooled.train))

@@ -1,4 +1,4 @@
-"""Tables with labels to tell classes or predict numbers: what the labels are, splits, scales."""
+"""Labelled tables: task, classes, splits and scales."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _MOST_CLASSES = 20  # whole numbers with more values than that are taken for a r
 
 @dataclass(frozen=True)
 class LabelledSettings(TableSettings):
-    """What the labels of a table are.
+    """Labels of a table.
 
     Attributes
     ----------
     missing : {"encode", "error", "drop-row", "neutral"}
-        Rows that lack a value (encode: the median, and a column that says so).
+        Rows with missing values (encode: median and indicator).
     task : {"auto", "classification", "regression"}
-        What the labels are (auto: few whole numbers).
+        Kind of the labels (auto: classes if few whole numbers).
     positive : str or None
-        Class that is told from all others, by its name or number.
+        Positive class, against all others, by name or number.
     train_rows : int or None
-        Learn from a choice of so many rows.
+        Train on so many rows, chosen at random.
     resplit : bool
-        A split of its own for every run.
+        Split again for every run.
     """
 
     missing: Literal["encode", MissingBlocks] = "error"
@@ -48,43 +48,28 @@ class LabelledSettings(TableSettings):
     resplit: bool = False
 
     def training(self, table: Table, seed: int) -> NDArray[np.bool_]:
-        """Return which rows of a table without held-out ones are for training."""
+        """Return which rows are for training."""
         return hold_out_evenly(self, table, seed)
 
 
-def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
-    """Return the number of sites of some rows, which so many parties are to hold.
-
-    Raises
-    ------
-    OptionError
-        There are too many.
-    """
+def check_sites(table: Table, holders: int, who: str) -> int:
+    """Return the number of sites; refuse more sites than parties."""
     sites = 0 if table.site is None else len(np.unique(table.site))
     if sites > holders:
         raise OptionError(
             f"the rows come from {sites} sites, {holders} {who} cannot hold them all",
-            remedy=f"use {remedy.format(sites)}, or another --split",
             code="FK-SPLIT-SITES",
         )
     return sites
 
 
 def owners(table: Table, train: NDArray[np.bool_], parties: int) -> NDArray[np.intp]:
-    """Return the party, of so many, in whose file each row is.
-
-    Raises
-    ------
-    TableError
-        One has no rows to learn from.
-    """
+    """Return the party with the file of each row; refuse one without training rows."""
     assert table.site is not None
     found = table.site.astype(np.intp)
     if (np.bincount(found[train], minlength=parties) == 0).any():
         raise TableError(
-            "a file has no rows to learn from that all other files have",
-            remedy="leave the party out, or hold out fewer rows",
-            code="FK-ROWS-FEW",
+            "a file has no rows to learn from that all other files have", code="FK-ROWS-FEW"
         )
     return found
 
@@ -92,17 +77,9 @@ def owners(table: Table, train: NDArray[np.bool_], parties: int) -> NDArray[np.i
 def part_rows(
     settings: LabelledSettings, table: Table, seed: int
 ) -> tuple[Table, NDArray[np.bool_]]:
-    """Return training and held-out rows as one table, and which of them are for training.
-
-    Raises
-    ------
-    TableError
-        There are no labels.
-    """
+    """Return training and held-out rows as one table, and which are for training."""
     if table.y is None:
-        raise TableError(
-            "the data has no labels", remedy="name them with --label", code="FK-LABELS-MISSING"
-        )
+        raise TableError("the data has no labels", code="FK-LABELS-MISSING")
     if table.x_test is None or table.y_test is None:
         return table, settings.training(table, seed)
     return pool_rows(table), np.arange(table.rows + len(table.y_test)) < table.rows
@@ -111,13 +88,7 @@ def part_rows(
 def labelled_rows(
     settings: LabelledSettings, table: Table, train: NDArray[np.bool_], seed: int
 ) -> NDArray[np.intp]:
-    """Return the rows that have a label, of those for training the choice that is asked for.
-
-    Raises
-    ------
-    OptionError
-        Fewer than one is asked for.
-    """
+    """Return rows with a label, after the choice of training rows."""
     assert table.y is not None
     keep = np.isfinite(table.y)
     if settings.train_rows is not None:
@@ -130,7 +101,7 @@ def labelled_rows(
 
 
 def pool_rows(table: Table) -> Table:
-    """Return a table whose held-out rows stand below the others."""
+    """Append the held-out rows to a table."""
     assert table.y is not None
     assert table.x_test is not None
     assert table.y_test is not None
@@ -151,19 +122,13 @@ def pool_rows(table: Table) -> Table:
 def scale(
     settings: LabelledSettings, table: Table, train: NDArray[np.bool_]
 ) -> tuple[Floats, Floats, tuple[float, ...], dict[str, Any]]:
-    """Encode the features and scale the labels of a regression to [-1, 1] by the training rows.
+    """Encode features, and scale numeric labels of training rows to [-1, 1].
 
     Returns
     -------
     (ndarray, ndarray, tuple, dict)
-        Features, NaN where one is missing that is not encoded; labels; the classes, empty for a
-        regression; how it was scaled, plain values: the encoder, names of what it made and for each
-        the column it comes from, the labels' scale, the classes and their names.
-
-    Raises
-    ------
-    TableError
-        No label, or a column without a value.
+        Features (NaN where missing), labels, classes (empty for a regression), and the scaling
+        as plain values: encoder, columns, their sources, scale of the labels, class names.
     """
     assert table.y is not None
     classes, _ = read_task(settings, table)
@@ -198,14 +163,14 @@ def scale(
 
 
 def constant_columns(x: Floats, columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a note that names columns without variation, if there are any."""
+    """Return a note about constant columns."""
     constant = np.ptp(np.nan_to_num(x), axis=0) == 0.0
     names = [c for c, flat in zip(columns, constant, strict=True) if flat]
     return (f"constant in the training rows: {', '.join(names[:10])}",) if names else ()
 
 
 def hold_out_evenly(settings: LabelledSettings, table: Table, seed: int) -> NDArray[np.bool_]:
-    """Return which rows are for training; the same share of every class is held out."""
+    """Return training rows; the same share of every class is held out."""
     hold_out(table, settings.test_size, seed)  # refuses shares that cannot be
     classes, _ = read_task(settings, table)
     assert table.y is not None
@@ -230,19 +195,16 @@ def hold_out_evenly(settings: LabelledSettings, table: Table, seed: int) -> NDAr
 def read_task(
     settings: LabelledSettings, table: Table
 ) -> tuple[tuple[float, ...], tuple[str, ...]]:
-    """Return the classes, none for a regression, and notes for the user."""
+    """Return the classes (none for a regression) and notes."""
     check_choice("task", settings.task, get_args(Task))
     assert table.y is not None
     y = table.y if table.y_test is None else np.concatenate([table.y, table.y_test])
     values = np.unique(y[np.isfinite(y)])
     if not len(values):
-        raise TableError(
-            "no row has a label", remedy="choose another label", code="FK-LABELS-MISSING"
-        )
+        raise TableError("no row has a label", code="FK-LABELS-MISSING")
     if settings.task == "regression" and table.classes:
         raise OptionError(
             f"the label has {len(table.classes)} classes of text, which are no numbers",
-            remedy="leave out --task, or choose another label",
             code="FK-TASK-TEXT",
         )
     if settings.positive is not None:
@@ -268,16 +230,14 @@ def read_task(
         note = f"the label's {len(values)} values are taken for numbers" + other
         return (), (note,) * (auto and few)
     if len(values) < 2:
-        raise TableError(
-            "the label is constant", remedy="choose a label that varies", code="FK-CLASSES-ONE"
-        )
+        raise TableError("the label is constant", code="FK-CLASSES-ONE")
     note = f"the label's {len(values)} values are taken for classes"
     note += "; --task regression takes them for numbers"
     return tuple(values.tolist()), (note,) * auto
 
 
 def positive_class(settings: LabelledSettings, table: Table) -> float:
-    """Return the label of the class that is told from all others, NaN where there is none."""
+    """Return the label of the positive class, or NaN."""
     name = str(settings.positive).strip()
     if table.classes:
         return float(table.classes.index(name)) if name in table.classes else np.nan
@@ -288,7 +248,7 @@ def positive_class(settings: LabelledSettings, table: Table) -> float:
 
 
 def class_names(settings: LabelledSettings, table: Table, classes: tuple[float, ...]) -> list[str]:
-    """Return the names of the classes of :func:`read_task`, for those who read results."""
+    """Return the names of the classes."""
     if settings.positive is not None:
         positive = str(settings.positive)
         others = [name for name in table.classes if name != positive.strip()]

@@ -1,4 +1,4 @@
-"""Whole models of runs, and what they predict of the rows of a file."""
+"""Whole models of runs, and their predictions for a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 
 class Parts(NamedTuple):
-    """What a run adds to the whole model of its method: a form and what that computes from."""
+    """Form, arrays and meta data of a whole model."""
 
     form: str
     arrays: Mapping[str, NDArray[Any]]
@@ -33,7 +33,7 @@ class Parts(NamedTuple):
     def with_table(
         self, method: str, scaling: str, config: Config, calibration: Sequence[float]
     ) -> FittedModel:
-        """Return the whole model, with how its table was encoded and what calibrates it."""
+        """Return the whole model, with encoder and calibration."""
         told = {
             "form": self.form,
             "table": read_json(scaling),
@@ -48,22 +48,21 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class NewRows:
-    """Rows that a model predicts, and where its predictions go.
+    """Rows to predict, and the target file.
 
     Attributes
     ----------
     data : Path, or list of several
-        Of parties. Rows with the columns of the training data; others are ignored, as is a label.
-        Values beyond the training rows' range are clipped to it.
+        Files with the columns of the training data; others are ignored. Values are clipped to the
+        training range.
     id_column : str or None
-        Column of record ids; by default the run's, if it is there, else row numbers.
+        Column of record ids (default: that of the run, or row numbers).
     out : callable
-        Returns the file that is written; it is asked when nothing else can be wrong.
+        Returns the target file, when nothing else can fail.
     client : int or None
-        Of an online method: whose weights predict, by default the mean of all.
+        Client of an online method (default: mean of all).
     dialect : dict
-        How the file is written, see :func:`fedkern_flwr.tables.load_table`; what was said of the
-        run's table by default.
+        Text format, see :func:`fedkern_flwr.tables.load_table`; by default that of the run.
     """
 
     data: Any
@@ -73,17 +72,12 @@ class NewRows:
     dialect: Mapping[str, Any]
 
     def predict(self, model: FittedModel) -> tuple[int, int]:
-        """Predict the rows and write them: id, then the class and the outputs, or the value.
+        """Predict the rows and write id, class and outputs, or the value.
 
         Returns
         -------
         (int, int)
-            How many were predicted, and how many lack cells.
-
-        Raises
-        ------
-        TableError
-            A column of the model is missing, or every row lacks a value.
+            Numbers of predicted rows and of rows with missing cells.
         """
         model = model if self.client is None else model.of_client(self.client)
         table = model.read(self.data, self.id_column, **self.dialect)
@@ -93,9 +87,7 @@ class NewRows:
         ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
         rows = np.flatnonzero(model.complete(x))
         if not len(rows):
-            raise TableError(
-                "every row lacks a value", remedy="fill in its cells", code="FK-VALUES-NOROW"
-            )
+            raise TableError("every row lacks a value", code="FK-VALUES-NOROW")
         named = (self.id_column or model.meta.get("id")) if table.ids is not None else None
         write_rows(self.out(), [ids[row] for row in rows], model, x[rows], named or "id")
         return len(rows), len(x) - len(rows)
@@ -104,10 +96,9 @@ class NewRows:
 def write_rows(
     out: Path, ids: Sequence[str], model: FittedModel, x: Floats, id_column: str = "id"
 ) -> None:
-    """Write predictions: id, class and outputs, or id and the value in the label's unit.
+    """Write predictions: class and outputs, value, or components of each row.
 
-    Of a model without labels the projections on its components.
-    With a calibration the probabilities of the classes and a set of them, or an interval.
+    A calibration adds probabilities and a set of classes, or an interval.
     """
     values, deviations = model.outputs_of(x)
     names, calibration, heads = model.class_names, model.calibration, ["prediction"]
@@ -132,7 +123,7 @@ def write_rows(
 
 
 def read_predictions(folder: Path) -> dict[int, list[float]]:
-    """Return row -> outputs, and deviations, from the files that simulated parties wrote."""
+    """Return outputs and deviations by row from the files of simulated parties."""
     found = {}
     for file in sorted(folder.glob("partition-*.csv")):
         with file.open(newline="") as lines:

@@ -1,4 +1,4 @@
-"""The online methods: clients predict each row of their stream before they learn it."""
+"""Online methods, in which clients predict each row before they learn it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _COLUMNS = {
         rank=lambda s: s["metrics"]["mse"],
         values=drawn("mse", 1e-3),
         reading="MSE: squared error of the predictions, each made before the label was known; mean "
-        "over clients, samples and feature draws. Labels are scaled to [0, 1].",
+        "over clients, samples and runs. Labels are scaled to [0, 1].",
     ),
     "mse_std": Column(
-        ("std (draws)",),
+        ("std (runs)",),
         lambda s: [milli(s["metrics"]["mse_std"])],
         values=lambda s: [s["metrics"]["mse_std"] / 1e-3] if len(s["draws"]["mse"]) > 1 else [None],
     ),
@@ -59,15 +59,14 @@ _COLUMNS = {
 
 @dataclass(frozen=True)
 class OnlineOptions:
-    """Options of a run of the online methods.
+    """Options of online methods.
 
     Attributes
     ----------
     hindsight : bool
-        Also the server's regret against the best kernel in hindsight (pools the data).
+        Also the regret of the server against the best kernel (pools data).
     secure : bool
-        Secure sums: the server sees sums over the clients, no client's update; costs an exchange
-        more per round, and rounds with too few clients are lost.
+        Secure sums: the server sees sums over clients only.
     """
 
     hindsight: bool = False
@@ -75,7 +74,7 @@ class OnlineOptions:
 
 
 class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
-    """POF-MKL, POF-RLS and the methods they are compared with."""
+    """POF-MKL, POF-RLS and their baselines."""
 
     strategies = (
         strategies.POFMKL,
@@ -89,17 +88,15 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
     )
     settings, makes = DataSettings, staticmethod(prepare)
     run_options = ("secure", "hindsight")
-    draws = "feature draws"
     app, deployable = "pof_mkl", ("pof-mkl", "pof-rls")
     deployed_defaults = {"samples_per_round": 50, "checkpoint_every": 2}  # noqa: RUF012
     columns = _COLUMNS
     usual = "clients split kernels_per_round features step_size samples_per_round"
     data = "nyc-weather"
     own_options = of_fields(OnlineOptions)
-    repetitions, seeded = "Feature draws averaged.", "split and features"
 
     def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration of a run: with a budget of privacy secure sums, no medians."""
+        """Make the configuration; a privacy budget needs secure sums."""
         found = super().config(name, values)
         if found["options"].get("privacy_epsilon") is not None:
             found["secure"] = found["options"]["secure"] = True
@@ -107,21 +104,10 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
                 found["data"]["missing"] = "error"
         return found
 
-    def check(self, config: Config) -> None:
-        """Refuse options that cannot work before any data is read.
-
-        Raises
-        ------
-        OptionError
-        """
-        data = config["data"]
-        ranges = "range" if data["scaling"] == "auto" else data["scaling"]
-        super().check({**config, "data": {**data, "scaling": ranges}})
-
     def measure(
         self, strategy: OnlineStrategy, prepared: Streams, config: Config
     ) -> dict[str, Any]:
-        """Return the server's regret where it was asked for, and whether the mean does as well."""
+        """Return the regret of the server, and whether a constant is as good."""
         shards, metrics = prepared.shards, strategy.metrics_
         y = np.concatenate([one.y[: prepared.rounds] for one in shards])
         held = np.concatenate([one.y_test for one in shards])
@@ -139,11 +125,11 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
         return found
 
     def whole_model(self, strategy: OnlineStrategy, prepared: Streams, kept: Kept) -> Parts:
-        """Return what predicts rows in one place."""
+        """Return the whole model."""
         return whole_model(strategy, prepared, kept.state_dir)
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the draws round by round; ``mse_std`` is the standard deviation over draws."""
+        """Average the runs round by round; ``mse_std`` is over runs."""
         results = entry.results
         errors = [result["metrics"]["mse"] for result in results]
         told = None not in errors  # as nodes do not with a budget of privacy
@@ -165,14 +151,14 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
         return {**found, "drift": rises(history)}
 
     def size(self, facts: Mapping[str, Any]) -> str:
-        """Return the numbers of clients and of samples per client."""
+        """Return numbers of clients and samples."""
         return f"{facts['clients']} clients x {facts['rounds']} samples"
 
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return errors and regrets."""
         metrics, config = result["metrics"], result["config"]
         if metrics["mse"] is None and "budget" in result["privacy"]:
-            return [["errors", "each client's, in its own log: with a budget none is told"]]
+            return [["errors", "only in the log of each client, because of the privacy budget"]]
         rows = [
             ["MSE (10⁻³; labels from 0 to 1)", milli(metrics["mse"], 3)],
             ["  std over clients (10⁻³)", milli(metrics["mse_client_std"], 3)],
@@ -180,7 +166,7 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
             ["regret per client, std", figure(metrics["regret_std"], 3)],
         ]
         if config["runs"] > 1:
-            rows.insert(1, ["  std over feature draws (10⁻³)", milli(metrics["mse_std"], 3)])
+            rows.insert(1, ["  std over runs (10⁻³)", milli(metrics["mse_std"], 3)])
         if recent := recent_errors(result["history"]):
             rows.insert(1, ["  of the last tenth (10⁻³)", milli(recent[-1][1], 3)])
         if drift := rises(result["history"]):
@@ -195,7 +181,7 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
         return rows
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return who took part, what the server saw, and which rounds are lost."""
+        """Return active clients, what the server saw, and lost rounds."""
         present = f"{result['survivors']} of {result['config']['clients']}"
         rows = [["clients in the last round", present], *super().seen(result)]
         if rounds_lost := sum(row["survivors"] == 0 for row in result["history"]):
@@ -203,7 +189,7 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
         return rows
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw the error and the average regret over time."""
+        """Draw error and average regret over time."""
         history = [row for row in summary["history"] if row["mse"] is not None]
         if not history:
             return {}
@@ -215,7 +201,7 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
                     "of the last tenth up to t": recent,
                 },
                 folder / "mean_squared_error.png",
-                title="Prediction error so far, and of late",
+                title="Prediction error so far and of the last tenth",
                 xlabel="samples per client t",
                 ylabel="error (MSE) of predictions",
                 marks={"error rises": rises(history)},
@@ -223,10 +209,12 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
             )
         }
         if history[0]["regret"] is not None:
-            made["regret_plot"] = plots.plot_average_regret(
-                {label: [(row["round"], row["regret"]) for row in history]},
+            made["regret_plot"] = plots.plot_sweep(
+                {label: [(r["round"], r["regret"] / r["round"], 0.0) for r in history]},
                 folder / "average_regret.png",
                 title="Average regret of the clients",
+                xlabel="samples per client t",
+                ylabel="regret per sample (squared error)",
                 svg=False,
             )
         return made

@@ -1,4 +1,4 @@
-"""Data of the online methods: every client has a stream of rows, perhaps a file that grows."""
+"""Streams of rows for online methods, also from growing files."""
 
 from __future__ import annotations
 
@@ -32,27 +32,26 @@ Missing = Literal["encode", "error", "drop-row"]
 
 @dataclass(frozen=True)
 class DataSettings(TableSettings):
-    """Which rows go to which client; those held out are dealt evenly for a last evaluation.
+    """Rows of each client.
 
     Attributes
     ----------
     sites : tuple of str
         Sites to keep, separated by commas.
     missing : {"encode", "error", "drop-row"}
-        Rows with missing values (encode: the median, and a column that says so).
+        Rows with missing values (encode: median and indicator).
     clients : int or None
-        K, number of clients (default: 10, or one a site).
+        Number of clients, K (default: 10, or one per site).
     split : {"iid", "site", "dirichlet"}
-        How rows are dealt.
+        Split of the rows among clients.
     site_share : float
-        Share of a client's rows from its own site.
+        Share of the rows of a client from its own site.
     alpha : float
         Concentration of the Dirichlet split.
     rounds : int or None
-        T, samples per client (default: 500, or what there is).
+        Samples per client, T (default: 500, or all).
     stream_wait : float or None
-        The files of --party are read while the run goes on, and may grow: seconds to wait for the
-        rows of a message; 0 if what is there is all.
+        Read growing files of --party; seconds to wait for rows.
     """
 
     sites: tuple[str, ...] = ()
@@ -66,14 +65,14 @@ class DataSettings(TableSettings):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Read the settings; on the command line ``sites`` is one text with commas."""
+        """Read the settings; ``sites`` may be text with commas."""
         sites = values["sites"] or ()
         if isinstance(sites, str):
             sites = tuple(site.strip() for site in sites.split(",") if site.strip())
         return super().from_values({**values, "sites": tuple(sites)})
 
     def describe(self) -> str:
-        """Return who gets what, for the caption of a table."""
+        """Describe the split for a caption."""
         return f"{self.clients} clients, {self.rounds} samples each, split {self.split}"
 
 
@@ -89,20 +88,20 @@ class Shard:
 
 @dataclass(frozen=True)
 class Streams(Prepared):
-    """Data ready for an online method.
+    """Data of an online method.
 
     Attributes
     ----------
     shards : tuple of Shard
-        By partition.
+        Rows of each client.
     columns : tuple of str
         Names of the features.
     encoder, scaling
-        What the rows were made with.
+        Encoder and scale of the rows.
     rounds : int
-        T.
+        Samples per client, T.
     files : tuple of dict
-        Where the rows of each client come from while a run goes on; none if they are dealt.
+        Files that clients read; empty if rows are dealt.
     """
 
     shards: tuple[Shard, ...]
@@ -120,62 +119,51 @@ class Streams(Prepared):
 
     @property
     def clients(self) -> NodeClients:
-        """What builds the client of a node; all methods have the same."""
+        """Client function of all methods."""
         dealt = [{**vars(shard), "columns": self.columns} for shard in self.shards]
         kind = StreamClient if self.files else OnlineKernelClient
         return NodeClients(kind=kind, table=(self.files or dealt).__getitem__)
 
     def client_fn(self, strategy: Method, state_dir: Path | None = None) -> NodeClients:
-        """Return what builds the client of a node."""
+        """Return the client function."""
         return replace(self.clients, state_dir=state_dir)
 
     def start(self) -> dict[str, Any]:
-        """Return the number of samples per client."""
+        """Return the samples per client."""
         return {"num_rounds": self.rounds}
 
     def facts(self) -> dict[str, Any]:
-        """Return the numbers of clients and of samples per client."""
+        """Return numbers of clients and samples."""
         return {"clients": self.num_clients, "rounds": self.rounds}
 
     def scaling_json(self) -> str:
-        """Return the encoder and the scaling of what it makes."""
+        """Return encoder and scale."""
         unit = self.scaling.y_max - self.scaling.y_min
         labels = {"classes": [], "y_middle": self.scaling.y_min, "y_half_range": unit}
         both = {**json.loads(self.scaling.to_json()), "encoder": self.encoder.to_dict()}
         return json.dumps(both | labels)
 
     def explain(self) -> list[Explanation]:
-        """Return what became of the columns of the table."""
+        """Return how columns were encoded."""
         return self.encoder.explain()
 
 
 def prepare(settings: DataSettings) -> Streams:
-    """Load, scale and deal the data; or have clients read the files of their parties.
+    """Load, scale and deal the data, or let clients read their files.
 
-    Columns that are constant are dropped, others encoded; x is min-max scaled and divided by the
-    largest row norm, y is scaled to [0, 1]. In a simulation encoder and scaling are those of all
-    rows that are not held out; a deployment declares them.
-
-    Raises
-    ------
-    TableError, OptionError
-        See :func:`load_data` and :func:`split_rows`.
+    Constant columns are dropped. Features are scaled to the unit ball and labels to [0, 1], by
+    the rows that are not held out.
     """
     if settings.stream_wait is not None:
         return _read_on(settings)
     if settings.scaling == "auto":  # they predict numbers
         settings = replace(settings, scaling="range")
     if settings.scaling == "none":
-        raise OptionError(
-            "online methods need rows of the unit ball",
-            remedy="use --scaling rank or range",
-            code="FK-SCALING-RANGE",
-        )
+        raise OptionError("online methods need rows of the unit ball", code="FK-SCALING-RANGE")
     table = settings.load(settings.missing)
     if settings.target is None and len(table.classes) > 2:
         raise TableError(
             f"{len(table.classes)} classes are no numbers, and online methods predict numbers",
-            remedy="use fed-cg, fdskl or hierarchical-svm, or label rows 0 and 1 for one class",
             code="FK-TASK-TEXT",
         )
     said = _regression_note(table)
@@ -219,29 +207,23 @@ def prepare(settings: DataSettings) -> Streams:
 
 
 def _regression_note(table: Table) -> tuple[str, ...]:
-    """Return the line that says what becomes of labels that may be meant as classes."""
+    """Return a note if labels may be meant as classes."""
     values = np.unique(table.y[np.isfinite(table.y)]) if table.y is not None else np.empty(0)
     if len(values) > _FEW:
         return ()
     what = "classes" if table.classes else "values of the label"
     text = f"online methods predict numbers: the {len(values)} {what} are numbers from 0 to 1"
-    return (f"{text}; fed-cg, fdskl and hierarchical-svm tell classes",)
+    return (f"{text}; fed-cg, fdskl and hierarchical-svm predict classes",)
 
 
 def _keep_sites(table: Table, sites: Sequence[str]) -> Table:
     if table.site is None:
-        raise TableError(
-            "the data has no sites to choose from",
-            remedy="leave out --sites",
-            code="FK-SITES-UNKNOWN",
-        )
+        raise TableError("the data has no sites to choose from", code="FK-SITES-UNKNOWN")
     names = np.asarray(table.site).astype(str)
     unknown = sorted(set(sites) - set(names))
     if unknown:
         raise TableError(
-            f"{len(unknown)} of the sites asked for are not in the data",
-            remedy=f"the data has {len(set(names))} sites",
-            code="FK-SITES-UNKNOWN",
+            f"{len(unknown)} of the chosen sites are not in the data", code="FK-SITES-UNKNOWN"
         )
     return table.take(np.flatnonzero(np.isin(names, list(sites))))
 
@@ -273,31 +255,16 @@ def _number_of_rounds(
 
 
 def _read_on(settings: DataSettings) -> Streams:
-    """Return data whose clients read the files of the parties, row by row.
+    """Make clients that read files row by row.
 
-    What is there already tells the ranges, to which later rows are clipped.
-
-    Raises
-    ------
-    OptionError
-        Settings that streams do not have, or a column that is no number.
+    Ranges are those of the rows that exist; later rows are clipped.
     """
     if not settings.party:
-        raise OptionError(
-            "streams are files of parties",
-            remedy="name them with --party",
-            code="FK-STREAM-PARTIES",
-        )
+        raise OptionError("streams are files of parties", code="FK-STREAM-PARTIES")
     if settings.test_size:
-        raise OptionError(
-            "no rows of a stream are held out",
-            remedy="leave out --test-size",
-            code="FK-DATA-OPTION",
-        )
+        raise OptionError("no rows of a stream are held out", code="FK-DATA-OPTION")
     if settings.scaling not in ("auto", "range"):
-        raise OptionError(
-            "streams are scaled by ranges", remedy="leave out --scaling", code="FK-DATA-OPTION"
-        )
+        raise OptionError("streams are scaled by ranges", code="FK-DATA-OPTION")
     if settings.rounds is not None:
         at_least("rounds", settings.rounds, 1)
     prepared = prepare(replace(settings, rounds=None, stream_wait=None))
@@ -305,7 +272,6 @@ def _read_on(settings: DataSettings) -> Streams:
     if strange := [name for name in prepared.columns if name not in known]:
         raise OptionError(
             f"{strange[0]!r} was made of text, dates or gaps, and a stream has numbers",
-            remedy="leave those columns out of the files, or run without --stream-wait",
             code="FK-STREAM-TEXT",
         )
     scaling: Scaling = replace(prepared.scaling, clip=True)

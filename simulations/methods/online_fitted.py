@@ -1,4 +1,4 @@
-"""What only a simulation of an online method knows: its whole model, and the server's regret."""
+"""Whole models of online methods, and the regret of the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = 512  # rows at a time: memory 512 * N * 2D numbers
 
 
 def whole_model(strategy: OnlineStrategy, prepared: Streams, state_dir: Path) -> Parts:
-    """Return what predicts rows in one place, with what each client has of its own."""
+    """Return a model that predicts rows in one place."""
     if isinstance(strategy, PerFedAvg):
         return _networks(strategy, prepared)
     if isinstance(strategy, LocalOnly):
@@ -36,7 +36,7 @@ def whole_model(strategy: OnlineStrategy, prepared: Streams, state_dir: Path) ->
 
 
 def _dictionary(strategy: KernelLearning, accounts: Iterable[StreamAccount]) -> Parts:
-    """Return the parameters with the server's weights over the kernels, or each client's."""
+    """Return parameters, with weights of the server or of each client."""
     weights = strategy.evaluation_weights()[None]
     personal = not weights.size
     if personal:
@@ -51,7 +51,7 @@ def _dictionary(strategy: KernelLearning, accounts: Iterable[StreamAccount]) -> 
 
 
 def _mixtures(strategy: POFRLS, prepared: Streams, state_dir: Path) -> Parts:
-    """Return the coefficients of each client's mixture of learners."""
+    """Return the mixture coefficients of each client."""
     request, dimension = strategy.evaluation(), prepared.shards[0].x.shape[1]
     accounts = _accounts(strategy, prepared, state_dir)
     weights = np.array([mixture(request, account, dimension) for account in accounts])
@@ -62,7 +62,7 @@ def _mixtures(strategy: POFRLS, prepared: Streams, state_dir: Path) -> Parts:
 
 
 def _lone(strategy: LocalOnly, prepared: Streams, state_dir: Path) -> Parts:
-    """Return each client's parameters times its weights over the kernels."""
+    """Return the weighted parameters of each client."""
     fields, dimension = strategy.dictionary_fields(), prepared.shards[0].x.shape[1]
     rule, rate = strategy.weight_fields().values()
     found = []
@@ -79,7 +79,7 @@ def _lone(strategy: LocalOnly, prepared: Streams, state_dir: Path) -> Parts:
 
 
 def _networks(strategy: PerFedAvg, prepared: Streams) -> Parts:
-    """Return each client's network, adapted to the last samples as for held-out rows."""
+    """Return the adapted network of each client."""
     request = strategy.evaluation()
     shards, seed = prepared.shards, request.seed
     widths = tuple(int(width) for width in np.frombuffer(request.layers, "<i4"))
@@ -95,7 +95,7 @@ def _networks(strategy: PerFedAvg, prepared: Streams) -> Parts:
 def _accounts(
     strategy: OnlineStrategy, prepared: Streams, state_dir: Path
 ) -> Iterator[StreamAccount]:
-    """Yield what the clients of a simulated run remember, by partition."""
+    """Yield the state of each simulated client."""
     state: type[StreamAccount] = prepared.clients.kind.state_class
     for partition in range(prepared.num_clients):
         folder = run_folder(state_dir, strategy.session, partition)
@@ -105,17 +105,16 @@ def _accounts(
 
 
 def server_regret(strategy: OnlineStrategy, prepared: Streams) -> float | None:
-    """Return the squared error of all predictions above that of the best kernel (eq. 12).
+    """Return the squared error of all predictions minus that of the best kernel (eq. 12).
 
-    The best kernel is the one whose ridge fit, with the method's own features and lambda, has the
-    smallest squared error over the rows of all clients. Needs the pooled data: simulations only.
+    The best kernel is the one with the best ridge fit on the rows of all clients.
 
     Parameters
     ----------
     strategy : OnlineStrategy
         After its run.
     prepared : Streams
-        The data of the run.
+        Data of the run.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""One split of a table in the hands of a single owner: what reference methods learn from."""
+"""Pooled splits, for reference methods."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ class PooledSplit:
     x, x_test : ndarray, shapes (n, d) and (m, d)
         Features in [0, 1].
     y, y_test : ndarray, shapes (n,) and (m,)
-        Classes; or the labels of a regression, those of the training rows in [-1, 1].
+        Classes, or numbers with training rows in [-1, 1].
     classes : tuple of float
         All classes, ascending; empty for a regression.
     label_unit : float (default: 1.0)
-        What a difference of 1 between scaled labels is in their own units; errors of a regression
-        are reported in these.
+        Unit of scaled labels; errors are reported in units of the label.
     parties : tuple of (ndarray, ndarray)
-        Training rows and columns of each party that could learn alone.
+        Training rows and columns of each party, for local models.
     """
 
     x: Floats
@@ -47,20 +46,20 @@ class PooledSplit:
     parties: tuple[Holding, ...] = ()
 
     def targets(self) -> Floats:
-        """Return targets of the training rows, shape (n, k): -1 and 1, or the labels."""
+        """Return training targets, shape (n, k): -1 and 1, or numbers."""
         return self._targets(self.y)
 
     def judged(self, outputs: Floats, *, scores: bool = True, level: float = 0.9) -> Judged:
-        """Return what is counted of outputs for the held-out rows, as strategies count it.
+        """Count outputs for the held-out rows, as strategies do.
 
         Parameters
         ----------
         outputs : ndarray, shape (m, k)
-            As :meth:`targets` has them: the sign or the largest one decides.
+            As :meth:`targets`: the sign or the largest one decides.
         scores : bool (default: True)
-            Whether they are scores, and not decisions.
+            Whether they are scores, not decisions.
         level : float
-            Of intervals and sets.
+            Target coverage.
         """
         rows, classes = len(self.y_test), len(self.classes)
         bound = float(max(1.0, *(np.abs(y).max() for y in (self.y, self.y_test))))
@@ -70,46 +69,23 @@ class PooledSplit:
         return Judged(yard, yard.count(outputs, self._targets(self.y_test), halves), level)
 
     def judge(self, outputs: Floats, *, scores: bool = True) -> dict[str, float]:
-        """Return the metrics of outputs for the held-out rows, as strategies report them.
-
-        Parameters
-        ----------
-        outputs : ndarray, shape (m, k)
-            As :meth:`targets` has them.
-        scores : bool (default: True)
-            Whether they are scores, and not decisions.
-
-        Returns
-        -------
-        dict
-            See :meth:`fedkern_flwr.judging.figures.Judged.metrics`.
-        """
+        """Return metrics of outputs for the held-out rows, see :meth:`judged`."""
         metrics = self.judged(outputs, scores=scores).metrics()
         return metrics | in_units(metrics, self.label_unit)
 
     def judge_classes(self, predicted: NDArray[np.float64]) -> dict[str, float]:
-        """Return the metrics of predicted classes, or labels, of the held-out rows."""
+        """Return metrics of predicted classes or numbers."""
         return self.judge(self._targets(predicted), scores=False)
 
     def check(self) -> None:
-        """Refuse data that no model can be fitted to or judged by.
-
-        Raises
-        ------
-        OptionError, TableError
-        """
+        """Refuse data without held-out rows or with a constant label."""
         if not len(self.y_test):
             raise OptionError(
-                "no rows are held out to judge reference methods by",
-                remedy="hold some out with --test-size",
-                code="FK-HELD-OUT-NONE",
+                "no rows are held out to judge reference methods by", code="FK-HELD-OUT-NONE"
             )
         if len(np.unique(self.y)) < 2:
             raise TableError(
-                "all training rows have the same label",
-                remedy="hold fewer rows out",
-                party=_OWNER,
-                code="FK-CLASSES-ONE",
+                "all training rows have the same label", party=_OWNER, code="FK-CLASSES-ONE"
             )
 
     def _targets(self, y: Floats) -> Floats:
@@ -117,7 +93,7 @@ class PooledSplit:
 
 
 def error_of(metrics: Mapping[str, float]) -> float:
-    """Return the test error: the share of wrong classes, or the RMSE in units of the labels."""
+    """Return the share of wrong classes, or the RMSE."""
     if "test_rmse" in metrics:
         return metrics["test_rmse"]
     return 1.0 - metrics["test_accuracy"]

@@ -1,4 +1,4 @@
-"""Data of Secure Gram and FedCFK: users' ratings, dealt to nodes of one user or of many."""
+"""Ratings of users, dealt to nodes of one or many users."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CLIENTS = 20
 
 @dataclass(frozen=True)
 class RatingColumns(Settings):
-    """Columns of ratings, and who has which users.
+    """Columns of ratings, and users of each node.
 
     Attributes
     ----------
@@ -49,15 +49,15 @@ class RatingColumns(Settings):
     time : str or None
         Column of times (.csv, .tsv, .parquet).
     min_rating : float or None
-        Least positive rating (default: all; where some are negative, above the middle).
+        Least positive rating (default: all, or above the middle).
     clients : int or None
         Nodes (default: 20).
     users_per_client : int or None
-        Users of each node, instead.
+        Users of each node, instead of --clients.
     rounds : int or None
-        Rounds in which half of the nodes that are left are summed (default: 1, all).
+        Rounds, each with half of the remaining nodes (default: 1, all).
     resplit : bool
-        A split of its own for every repetition.
+        Split again for every run.
     party : tuple of str
         File of a node, once for each, instead of --data.
     """
@@ -78,13 +78,12 @@ class RatingColumns(Settings):
 
 @dataclass(frozen=True)
 class RatingSettings(RatingColumns):
-    """Which ratings are used, which of them are held out, and how many users a node has.
+    """Ratings, held-out ratings, and users of each node.
 
     Attributes
     ----------
     data : str
-        Built-in ratings (nyc-flights), or a u.data, ratings.dat, .inter, .csv, .tsv or .parquet
-        file.
+        Built-in ratings (nyc-flights), or a file (u.data, .inter, .csv, .parquet).
     hold_out : {"random", "time"}
         Hold out random ratings, or the latest.
     """
@@ -93,7 +92,7 @@ class RatingSettings(RatingColumns):
     hold_out: HoldOut = "random"
 
     def describe(self) -> str:
-        """Return who gets what, for the caption of a table."""
+        """Describe the split for a caption."""
         if self.users_per_client is not None:
             return f"nodes of {self.users_per_client} users"
         return f"{self.clients or _CLIENTS} nodes"
@@ -105,12 +104,7 @@ class RatingSettings(RatingColumns):
         return {"clients": len(paths), "data": " + ".join(path.name for path in paths)}
 
     def read(self) -> tuple[Interactions, list[int]]:
-        """Load the ratings and keep the positive ones; return the users of each file as well.
-
-        Raises
-        ------
-        TableError, OptionError
-        """
+        """Load the positive ratings; return them and the users of each file."""
         named = {"user": self.user, "item": self.item, "rating": self.rating, "time": self.time}
         files = [read_interactions(file, **named) for file in self.party or (self.data,)]
         found = join_ratings(files) if self.party else files[0]
@@ -118,22 +112,12 @@ class RatingSettings(RatingColumns):
 
 
 def join_ratings(files: Sequence[Interactions]) -> Interactions:
-    """Return the ratings of all files; users are in the order of the files.
-
-    Raises
-    ------
-    TableError
-        A user is in two files, or some files have ratings and others none.
-    """
+    """Join the ratings of all files; users in the order of the files."""
     import pyarrow as pa
 
     users = [name for file in files for name in file.user_ids]
     if repeated := len(users) - len(set(users)):
-        raise TableError(
-            f"{repeated} users are in two files",
-            remedy="keep each user in one",
-            code="FK-IDS-PARTIES",
-        )
+        raise TableError(f"{repeated} users are in two files", code="FK-IDS-PARTIES")
     if len({file.rated for file in files}) > 1:
         raise TableError(
             "some files have ratings, others none",
@@ -158,20 +142,10 @@ def join_ratings(files: Sequence[Interactions]) -> Interactions:
 
 
 def deal_users(settings: RatingSettings, users: int) -> list[slice]:
-    """Return the users of each node, in order.
-
-    Raises
-    ------
-    OptionError
-        Both numbers are given, or there are not enough users.
-    """
+    """Return the users of each node, in order."""
     clients, each = settings.clients, settings.users_per_client
     if clients is not None and each is not None:
-        raise OptionError(
-            "both clients and users-per-client are given",
-            remedy="leave one of them out",
-            code="FK-OPTION-BOTH",
-        )
+        raise OptionError("both clients and users-per-client are given", code="FK-OPTION-BOTH")
     for name, value in (("clients", clients), ("users-per-client", each)):
         if value is not None:
             at_least(name, value, 1)
@@ -179,16 +153,14 @@ def deal_users(settings: RatingSettings, users: int) -> list[slice]:
         return [slice(k, min(k + each, users)) for k in range(0, users, each)]
     clients = min(_CLIENTS, users) if clients is None else clients
     if clients > users:
-        raise OptionError(
-            f"{clients} clients for {users} users", remedy="use fewer clients", code="FK-ROWS-FEW"
-        )
+        raise OptionError(f"{clients} clients for {users} users", code="FK-ROWS-FEW")
     ends = np.linspace(0, users, clients + 1).astype(int).tolist()
     return [slice(a, b) for a, b in pairwise(ends)]
 
 
 @dataclass(frozen=True)
 class PooledRatings:
-    """One split of all users' positive ratings.
+    """One split of all positive ratings.
 
     Attributes
     ----------
@@ -207,19 +179,19 @@ def _node(
     items: tuple[str, ...],
     partition: int,
 ) -> dict[str, Any]:
-    """Return the ratings of a node's users, of one or of many."""
+    """Return the ratings of the users of a node."""
     part = parts[partition]
     held = None if test is None else test[part]
     return {"x": train[part], "x_test": held, "users": users[part], "items": items}
 
 
 def _recommendations(folder: Path | None, partition: int) -> dict[str, Any]:
-    """Return the file for what a simulated node recommends to its users, if there is one."""
+    """Return the recommendation file of a simulated node."""
     return {"recommendations": folder and folder / f"partition-{partition}.csv"}
 
 
 class RatingData(Prepared):
-    """Ratings ready to be dealt, once or anew for every run.
+    """Ratings dealt once, or again for every run.
 
     Parameters
     ----------
@@ -243,7 +215,7 @@ class RatingData(Prepared):
         return len(self.parts)
 
     def split(self, seed: int) -> PooledRatings:
-        """Return the ratings of a run, to learn from and held out."""
+        """Return training and held-out ratings of a run."""
         if not self.settings.resplit:
             seed = self.settings.seed
         if self._split is None or self._split[0] != seed:
@@ -257,11 +229,11 @@ class RatingData(Prepared):
         return self._split[1]
 
     def pooled(self, seed: int) -> PooledRatings:
-        """Return all ratings of a run in one place."""
+        """Return the pooled ratings of a run."""
         return self.split(seed)
 
     def variant(self, strategy: Method) -> Hashable:
-        """Return what the clients depend on: the split."""
+        """Return the split."""
         return (strategy.seed or 0) if self.settings.resplit else self.settings.seed
 
     def client_fn(self, strategy: Method, state_dir: Path | None = None) -> NodeClients:
@@ -283,7 +255,7 @@ class RatingData(Prepared):
         return {"num_rounds": self.settings.rounds or 1}
 
     def facts(self) -> dict[str, Any]:
-        """Return the numbers of users, items and nodes."""
+        """Return numbers of users, items and nodes."""
         return {
             "users": self.ratings.users,
             "items": self.ratings.items,

@@ -35,16 +35,15 @@ from .recommender_oracle import BASELINES, COVERAGE, likes, pooled_kernel, rank_
 
 _TOP = 100
 _COLUMNS = {
-    "auc": common.Column(
-        ("AUC", "range"),
-        common.range_cells("auc", 3),
-        rank=lambda s: -(s["metrics"].get("auc") or 0.0),
-        paper=common.digits(3),
-        values=common.drawn("auc"),
-        higher_is_better=True,
-        reading="AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a "
-        "user has not rated before; means over users with ratings in both parts, and their range "
-        "over repetitions.",
+    "auc": common.ranged(
+        "AUC",
+        "auc",
+        3,
+        "AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a user has "
+        "not rated before; means over users with ratings in both parts, and their range over "
+        "runs.",
+        paper=3,
+        higher=True,
     ),
     "ndcg": common.metric("nDCG@100", "ndcg@100", 3, paper=3, higher_is_better=True),
     "recall": common.metric("recall@100", "recall@100", 3, paper=3, higher_is_better=True),
@@ -66,10 +65,10 @@ _COLUMNS = {
         "users",
         "rows",
         0,
-        reading="Users: those whose ratings are in the kernel; all get recommendations.",
+        reading="Users: those with ratings in the kernel; all get recommendations.",
     ),
     "difference": common.to_pooled(
-        "To pooled: largest difference of these figures from those of the same learner on pooled "
+        "To pooled: max. difference of these figures from those of the same learner on pooled "
         "data with the same users and items in the matrix."
     ),
     "kernel-error": common.metric("error after the last round", "kernel_error"),
@@ -84,7 +83,6 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
     strategies = (FedCFK,)
     settings, makes = RatingSettings, RatingData
     left_out = "they rated no item of the kernel"
-    draws = "repetitions"
     app, deployable = "fed_cfk", ("fed-cfk",)
     dealt_by_nodes = ("clients", "users_per_client")
     columns = _COLUMNS
@@ -98,20 +96,19 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
         common.Shown("item-knn ndcg@10", "  of item-kNN, pooled"),
         common.Shown("recall@20", "recall@20"),
         common.Shown(COVERAGE, "coverage@10"),
-        common.Shown("evaluated_users", "users judged", 0),
+        common.Shown("evaluated_users", "evaluated users", 0),
         common.DIFFERENCE,
     )
     checked = ("centralised_difference", COVERAGE)
-    seeded = "split and nodes that take part"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Deal the users to the nodes."""
         return {"clients": nodes, "users_per_client": None}
 
     def measure(self, strategy: FedCFK, prepared: RatingData, config: Config) -> dict[str, Any]:
-        """Return the difference from the learner on the same users' pooled data, and baselines.
+        """Return the difference from the pooled learner, and baselines.
 
-        The most popular items are always ranked: a run says if it is no better than they are.
+        A run warns if the most popular items are as good.
         """
         guessed = strategy.metrics_.get("auc", 1.0) <= 0.5
         simple = {"no_better_than": "items in any order"} if guessed else {}
@@ -148,56 +145,37 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
         return {**found, **simple}
 
     def outcome(self, strategy: FedCFK) -> dict[str, Any]:
-        """Return how many nodes were summed, and the lambda that was chosen."""
+        """Return the number of summed nodes, and the chosen lambda."""
         return {**super().outcome(strategy), **chosen(strategy)}
 
     def predict(self, folder: Path, config: Config, new: NewRows) -> tuple[int, int]:
-        """Recommend to the users of a file, of one or of many, with the kernel of a run.
+        """Recommend to the users of a file with the kernel of a run.
 
-        The columns are those of the run. Items that the run did not know are ignored; a warning
-        tells how many rows name them. Ratings of at least the run's ``min_rating`` count as
-        positive. Written are user, rank, item and score of at most 100 items that the user did not
-        rate.
+        Columns and ``min_rating`` are those of the run. Unknown items are ignored, with a warning.
+        Output: user, rank, item and score of at most 100 unrated items.
 
         Returns
         -------
         (int, int)
-            Users recommended to, and users left out, who like none of the kernel's items.
-
-        Raises
-        ------
-        TableError
-            The ratings cannot be used, or nobody likes an item of the kernel.
-        OptionError
-            A column of record ids, a client or a dialect of tables is named.
-        CheckpointError
-            The folder has no model.
+            Numbers of users with and without recommendations.
         """
         data = new.data
         if not isinstance(data, Path):
-            raise OptionError(
-                "new ratings are in one file", remedy="name it with --data", code="FK-PREDICT-ROWS"
-            )
+            raise OptionError("new ratings are in one file", code="FK-PREDICT-ROWS")
         if new.id_column is not None:
-            raise OptionError(
-                "ratings have no ids of records", remedy="leave out --id", code="FK-DATA-OPTION"
-            )
+            raise OptionError("ratings have no ids of records", code="FK-DATA-OPTION")
         if new.client is not None:
-            raise OptionError(
-                "all users of FedCFK have one kernel",
-                remedy="leave out --client",
-                code="FK-MODEL-CLIENT",
-            )
+            raise OptionError("all users of FedCFK have one kernel", code="FK-MODEL-CLIENT")
         for name, value in new.dialect.items():
             if value:
                 problem = f"{name} is for tables, {data.name} holds ratings"
-                raise OptionError(problem, remedy="leave it out", code="FK-DATA-OPTION")
+                raise OptionError(problem, code="FK-DATA-OPTION")
         (arrays, meta), own = load_model(folder / "model.npz", config["method"]), config["data"]
         try:
             scaling = read_json((folder / "scaling.json").read_text())
         except (OSError, ValueError):
             raise CheckpointError(
-                f"{folder} has no scaling.json", remedy="run again", code="FK-CHECKPOINT-DAMAGED"
+                f"{folder} has no scaling.json", code="FK-CHECKPOINT-DAMAGED"
             ) from None
         names, items = tuple(scaling["items"]), arrays["items"]
         run_columns = [own[n] or n for n in COLUMNS_READ if n != "rating" or own[n]]
@@ -244,7 +222,6 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
                 f"{data.name} names no item of the kernel"
                 if least is None
                 else f"{data.name} rates no item of the kernel {least:g} or more",
-                remedy="give ratings of the items that it was made of",
                 code="FK-ITEMS-NONE",
             )
         for note in found.notes:
@@ -253,5 +230,5 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
         return made, found.users - made
 
     def size(self, facts: Mapping[str, Any]) -> str:
-        """Return the numbers of users, items and nodes."""
+        """Return numbers of users, items and nodes."""
         return f"{facts['users']} users on {facts['clients']} nodes, {facts['items']} items"

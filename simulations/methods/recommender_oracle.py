@@ -1,4 +1,4 @@
-"""What FedCFK is compared with in a simulation: ranking by pooled ratings, simple baselines."""
+"""Pooled ranking and baselines for FedCFK."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASELINES = {"popularity": "popularity", "item-knn": "knn"}
 
 
 def pooled_kernel(train: csr_array, items: NDArray[Any], kernel: DotKernel) -> ItemKernel:
-    """Return the kernel between some items from the ratings of users, shape (users, items)."""
+    """Return the kernel between items from ratings, shape (users, items)."""
     part = train[:, items]
     gram = np.asarray((part.T @ part).toarray(), np.int64)
     return ItemKernel.of_gram(gram, items, train.shape[1], train.shape[0], kernel)
@@ -35,10 +35,10 @@ def likes(ratings: csr_array, user: int) -> NDArray[Any]:
 def rank_all(
     groups: Iterable[tuple[Recommender, NDArray[np.intp]]], pooled: PooledRatings
 ) -> dict[str, float]:
-    """Return the mean figures of groups of users, each with what ranks their items.
+    """Return the mean metrics of groups of users, each with its recommender.
 
-    AUC, nDCG and recall are those of users with ratings in both parts. The coverage is the share of
-    all items that are among the ten best of any user who likes something.
+    AUC, nDCG and recall are over users with ratings in both parts. Coverage is the share of items
+    among the ten best of any user.
     """
     totals, judged, shown = np.zeros(len(RANKING)), 0, np.zeros(pooled.train.shape[1], np.bool_)
     for recommender, users in groups:

@@ -1,4 +1,4 @@
-"""Reference methods: run on the pooled data of each draw, beside strategies on the same data."""
+"""Reference methods on pooled data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ..run.data import Prepared
 from ..run.entries import Entry, average, draw_label, mean
 
-#: The reference whose models are those of single parties.
+#: The reference with local models.
 ALONE = "alone"
 #: The reference that is federated.
 FED_AVG = "fed-avg"
@@ -27,20 +27,20 @@ def run_reference(
     runs: int,
     progress: Callable[[str, int, int], None],
 ) -> None:
-    """Run the draws that an entry of a reference method has no results of yet.
+    """Compute the missing runs of a reference method.
 
     Parameters
     ----------
     entry : Entry
-        With a ``reference``.
+        Entry with a ``reference``.
     prepared : Prepared
-        The data.
+        Data.
     seed : int
-        Draw r uses ``seed + r``.
+        Run r uses ``seed + r``.
     runs : int
-        Draws in all.
+        Number of runs.
     progress : callable
-        Called with (label, steps done, steps in all) of the draw at hand.
+        Called with (label, steps done, steps in all).
     """
     assert entry.reference is not None
     for draw in range(len(entry.results), runs):
@@ -68,13 +68,7 @@ def run_reference(
 
 
 def summarise_reference(entry: Entry) -> dict[str, Any]:
-    """Average the draws of a reference method, the history row by row.
-
-    Returns
-    -------
-    dict
-        As :func:`~fedkern_flwr.simulations.run.entries.average`.
-    """
+    """Average the runs of a reference method, as :func:`.entries.average`."""
     results = entry.results
     history = [
         {name: mean([row.get(name) for row in rows]) for name in rows[0]}

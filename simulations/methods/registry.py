@@ -1,4 +1,4 @@
-"""The methods that the command line knows, and the family of each."""
+"""Methods of the command line, and their families."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _FAMILY_OF = {name: place for place, names in _FAMILIES.items() for name in name
 
 
 class _Methods(Mapping[str, type[Method]]):
-    """Name -> strategy class. What takes long to load is loaded for the methods asked for alone."""
+    """Strategy classes by name, loaded on demand."""
 
     def __getitem__(self, name: str) -> type[Method]:
         found = _load(_FAMILY_OF[name]).strategies
@@ -79,13 +79,7 @@ def families() -> list[Family[Any, Any, Any]]:
 
 
 def method(name: str) -> type[Method]:
-    """Return the strategy class of a method.
-
-    Raises
-    ------
-    OptionError
-        Unknown method.
-    """
+    """Return the strategy class of a method."""
     if name not in METHODS:
         raise OptionError(
             f"there is no method {name!r}",
@@ -96,31 +90,20 @@ def method(name: str) -> type[Method]:
 
 
 def family(name: str) -> Family[Any, Any, Any]:
-    """Return the family of a method.
-
-    Raises
-    ------
-    OptionError
-        Unknown method.
-    """
+    """Return the family of a method."""
     method(name)
     return _load(_FAMILY_OF[name])
 
 
 def family_with(settings: Settings) -> Family[Any, Any, Any]:
-    """Return the family whose data has settings of this kind."""
+    """Return the family with settings of this kind."""
     return next(family for family in families() if family.settings is type(settings))
 
 
 def open_run(path: Path) -> tuple[RunFolder, dict[str, Any]]:
-    """Open the folder of a run, perhaps of an earlier release; return it with the run's settings.
+    """Open the folder of a run; return it and its settings.
 
-    Raises
-    ------
-    CheckpointError
-        There is no such run.
-    OptionError
-        It was made with options that this release does not have.
+    Runs of an earlier release are read if this release has their options.
     """
     folder, config = RunFolder.open(path)
     name = config["method"]
@@ -134,13 +117,7 @@ def open_run(path: Path) -> tuple[RunFolder, dict[str, Any]]:
 
 
 def complete_settings(folder: RunFolder, config: dict[str, Any]) -> None:
-    """Give a finished run of an earlier release the settings of data that it lacks.
-
-    Raises
-    ------
-    CheckpointError
-        It has not finished: this release would read its data in another way.
-    """
+    """Add missing settings to a finished run of an earlier release."""
     own = fields(family(config["method"]).settings)
     lacking = {f.name: f.default for f in own if f.name not in config["data"]}
     if lacking and folder.result() is None:

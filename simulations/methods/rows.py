@@ -1,4 +1,4 @@
-"""Methods of rows: every client has rows of its own; any registered method, ours or another's."""
+"""Registered methods, in which every client has rows."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RowSettings(TableSettings):
-    """Which rows go to which client.
+    """Rows of each client.
 
     Attributes
     ----------
     missing : {"encode", "error", "drop-row"}
-        Rows with missing values (encode: the median, and a column that says so).
+        Rows with missing values (encode: median and indicator).
     clients : int
         Number of clients.
     split : {"iid", "site", "dirichlet"}
-        How rows are dealt.
+        Split of the rows among clients.
     alpha : float
         Concentration of the Dirichlet split.
     """
@@ -56,16 +56,16 @@ class RowSettings(TableSettings):
     alpha: float = 0.5
 
     def describe(self) -> str:
-        """Return who gets what, for the caption of a table."""
+        """Describe the split for a caption."""
         return f"{self.clients} clients, split {self.split}"
 
     def table(self) -> Table:
-        """Load the table, which may have labels or none."""
+        """Load the table, with or without labels."""
         return self.load(self.missing, labelled=self.label is not None)
 
 
 def _simulated(state_dir: Path | None, partition: int) -> dict[str, Any]:
-    """Return where a simulated node writes its results, beside its state, and what draws them."""
+    """Return the result folder of a simulated node, and its plot function."""
     results = state_dir and state_dir.parent / "nodes" / str(partition)
     return {"results": results, "draw": scatter_plot()}
 
@@ -89,7 +89,7 @@ class RowData(Prepared):
         return len(self.tables)
 
     def client_fn(self, strategy: Method, state_dir: Path | None = None) -> NodeClients:
-        """Return what builds the clients of a method."""
+        """Return the client function of a method."""
         kind = client_of(type(strategy))
         return NodeClients(
             kind=kind,
@@ -100,7 +100,7 @@ class RowData(Prepared):
         )
 
     def variant(self, strategy: Method) -> str:
-        """Return the method: each has clients of its own."""
+        """Return the method."""
         return strategy.method
 
     def start(self) -> dict[str, Any]:
@@ -113,20 +113,17 @@ class RowData(Prepared):
         return {"rows": [len(table["x"]) for table in self.tables], "held_out_rows": held}
 
     def scaling_json(self) -> str:
-        """Return the encoder of the columns; labels are as they are."""
+        """Return the encoder; labels are not scaled."""
         labels = {"classes": [], "y_middle": 0.0, "y_half_range": 1.0}
         return json.dumps({"encoder": self.encoder.to_dict(), **labels})
 
     def explain(self) -> list[Explanation]:
-        """Return what became of the columns of the table."""
+        """Return how columns were encoded."""
         return self.encoder.explain()
 
 
 def prepare(settings: RowSettings) -> RowData:
-    """Load the table, hold rows out, encode the features, deal the rows.
-
-    The encoder is of the training rows; a deployment declares ranges.
-    """
+    """Load the table, hold rows out, encode features and deal the rows."""
     every = settings.table()
     table = drop_constant_columns(every)
     constant = [name for name in every.columns if name not in table.columns]
@@ -162,7 +159,7 @@ def prepare(settings: RowSettings) -> RowData:
 
 
 def _names_of_held(whole: Table, left: Table, number: int) -> NDArray[np.str_]:
-    """Return the ids of held-out rows; numbers where these came with the data, without ids."""
+    """Return ids of held-out rows, or their numbers."""
     if whole.ids is None or left.ids is None or left.rows == whole.rows:
         return np.arange(number).astype(np.str_)
     left_ids = {str(name) for name in np.asarray(left.ids)}
@@ -171,7 +168,7 @@ def _names_of_held(whole: Table, left: Table, number: int) -> NDArray[np.str_]:
 
 
 def usable(name: str) -> type[Method]:
-    """Return a registered method; its options must not have the names of those of the table."""
+    """Return a registered method; refuse options named as those of a table."""
     found = find_method(name)
     flags = {one.flag or f"--{one.name}" for one in of_settings(RowSettings, "iris")}
     taken = {option for option in declared(found) if f"--{option}" in flags}
@@ -185,7 +182,7 @@ def usable(name: str) -> type[Method]:
 
 
 class RowsFamily(Family[Method, RowSettings, RowData]):
-    """Methods of rows that are registered, see :mod:`fedkern_flwr.registered`."""
+    """Registered methods, see :mod:`fedkern_flwr.registered`."""
 
     strategies = tuple(find_method(name) for name in registered())
     settings, makes = RowSettings, staticmethod(prepare)
@@ -196,44 +193,41 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
     }
 
     data = "iris"
-    repetitions, seeded = "Runs averaged, each with a seed of its own.", "split and method"
 
     def check(self, config: Config) -> None:
-        """Refuse a method whose options cannot be told from those of the table; see the base."""
+        """Refuse a method with options named as those of a table."""
         usable(config["method"])
         super().check(config)
 
     def check_data(self, config: Config, prepared: RowData) -> None:
-        """Refuse a table without labels where the method needs them."""
+        """Refuse a table without labels if the method needs them."""
         super().check_data({**config, "secure": True}, prepared)
         if find_method(config["method"]).labels_of_row and "y" not in prepared.tables[0]:
-            raise TableError(
-                "the data has no labels", remedy="name them with --label", code="FK-LABELS-MISSING"
-            )
+            raise TableError("the data has no labels", code="FK-LABELS-MISSING")
 
     def outcome(self, strategy: Method) -> dict[str, Any]:
-        """Return how many clients there were at the end, and the tables of the method."""
+        """Return the number of active clients, and the tables of the method."""
         found = {"tables": strategy.tables_, "details": strategy.details_}
         own = {name: one for name, one in found.items() if one}
         return {"survivors": len(strategy.nodes.active()), **own}
 
     def summarise(self, entry: Entry) -> dict[str, Any]:
-        """Average the results of an entry's draws; tables are those of the first."""
+        """Average the runs; tables are those of the first."""
         first = entry.results[0]
         kept: dict[str, Any] = {n: first[n] for n in ("tables", "details") if n in first}
         return {**super().summarise(entry), **kept}
 
     def whole_model(self, strategy: Method, prepared: RowData, kept: Kept) -> Parts:
-        """Return the model that the server has."""
+        """Return the model of the server."""
         found = strategy.fitted()
         return Parts(found.meta["form"], found.arrays, found.meta)
 
     def why_unpredictable(self, config: Config) -> tuple[str, str] | None:
-        """Return why a method whose server has no whole model does not predict."""
+        """Return why there is no whole model."""
         return None if find_method(config["method"]).left_whole else self.unpredictable
 
     def usual_options(self, name: str) -> frozenset[str]:
-        """Return the method's own options and the number of clients."""
+        """Return the options of the method, and the number of clients."""
         own = declared(find_method(name)).keys() - declared(Method).keys()
         budget = declared(PrivateMethod).keys() - {"privacy_epsilon"}
         return frozenset({"clients", *(own - budget)})
@@ -245,14 +239,14 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
         return f"{len(facts['rows'])} clients, {rows}" + (f" and {held} held out" if held else "")
 
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return the metrics, first those that the method shows by name."""
+        """Return the metrics, named ones first."""
         shown = find_method(result["method"]).shows
         metrics = {k: v for k, v in result["metrics"].items() if isinstance(v, (int, float))}
         ordered = [*(n for n in shown if n in metrics), *(n for n in metrics if n not in shown)]
         return [[shown.get(name, name), _written(metrics[name])] for name in ordered]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw what a summary found; return that, and what the simulated nodes drew."""
+        """Draw a summary; return its plots and those of simulated nodes."""
         found = sorted((folder.parent / "nodes").glob("*/*.png"))
         drawn = {f"node_{path.parent.name}_{path.stem}": path for path in found}
         if "columns" not in summary.get("details", {}):
@@ -263,7 +257,7 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
 
 
 def scatter_plot() -> Callable[..., object] | None:
-    """Return what draws a node's scatter plot, where there is Matplotlib."""
+    """Return the scatter plot function, if Matplotlib is installed."""
     if find_spec("matplotlib") is None:
         return None
     from ..run.scatter import plot_scatter

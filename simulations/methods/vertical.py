@@ -1,4 +1,4 @@
-"""FDSKL for users: columns dealt to parties, labels to some of them; figures, table and plot."""
+"""FDSKL: columns dealt to parties, labels to some of them; metrics, table and plot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.kernels.random_features import draw_directions, draw_offsets
 from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.options import check_memory
-from fedkern_flwr.tables.table import Table, how_many
+from fedkern_flwr.tables.table import Table
 from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE, MissingRows
 
 from ...clients import VerticalKernelClient
@@ -43,10 +43,9 @@ DEFAULT_ROUNDS = 200
 
 @dataclass(frozen=True)
 class VerticalSettings(LabelledSettings):
-    """Which columns go to which party.
+    """Columns of each party.
 
-    Columns are dealt to the parties in order; the first so many have the labels, of an equal share
-    of the rows each.
+    Columns are dealt in order. The first parties have the labels, of equal shares of the rows.
 
     Attributes
     ----------
@@ -55,7 +54,7 @@ class VerticalSettings(LabelledSettings):
     active_parties : int
         Parties that hold labels.
     allow_single : bool
-        Let an active party learn the phases of the only other party with columns.
+        Let an active party learn the phases of the only other party.
     rounds : int or None
         Iterations of schedule streaming (default: 200).
     """
@@ -72,11 +71,11 @@ class VerticalSettings(LabelledSettings):
 
     @classmethod
     def counted(cls, files: PartyFiles) -> dict[str, Any]:
-        """Return how many parties there are, of which one has the labels."""
+        """Return the number of parties; one has the labels."""
         return {"parties": len(files.blocks), "active_parties": 1}
 
     def describe(self) -> str:
-        """Return who gets what, for the caption of a table."""
+        """Describe the split for a caption."""
         return f"{self.parties} parties, {self.active_parties} with labels"
 
 
@@ -87,13 +86,13 @@ class Columns(DealtTable):
     Attributes
     ----------
     owner : ndarray of int, shape (n,)
-        Active party that has the label of a row.
+        Active party with the label of each row.
     parts : tuple of ndarray
         Columns of each party.
     actives : int
-        Parties with labels, which are the first.
+        Number of active parties, which are the first.
     labelled : tuple of int
-        Other parties whose files have the labels, which they do not use.
+        Other parties with unused labels.
     """
 
     owner: NDArray[np.intp]
@@ -102,12 +101,12 @@ class Columns(DealtTable):
     labelled: tuple[int, ...] = ()
 
     def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
-        """Return the labelled rows of each party that has labels, and its columns."""
+        """Return rows and columns of each party with labels."""
         found = [(self.owner == p, self.parts[p]) for p in np.unique(self.owner)]
         return found + [(self.complete(self.parts[p]), self.parts[p]) for p in self.labelled]
 
     def predicts(self, party: int) -> bool:
-        """Tell whether a party is active."""
+        """Return whether a party is active."""
         return party < self.actives
 
     def configured(self, party: int) -> dict[str, Any]:
@@ -115,7 +114,7 @@ class Columns(DealtTable):
         return {"role": ACTIVE if self.predicts(party) else PASSIVE}
 
     def node(self, seed: int, party: int) -> dict[str, Any]:
-        """Return the rows, labels and secrets of a party; rows stand in an order of its own."""
+        """Return rows (in random order), labels and secrets of a party."""
         columns = self.parts[party]
         rows = np.random.default_rng([seed, party]).permutation(len(self.y))
         rows = rows[self.complete(columns)[rows]]
@@ -144,16 +143,11 @@ class Columns(DealtTable):
 
 
 class VerticalData(DealtData[VerticalSettings, Columns]):
-    """A table whose columns are dealt to parties.
+    """A table with columns dealt to parties.
 
     Parameters
     ----------
     settings : VerticalSettings
-
-    Raises
-    ------
-    TableError, OptionError
-        The table cannot be used, or there are too few columns to deal.
     """
 
     client, told = VerticalKernelClient, ("allow_single",)
@@ -173,7 +167,7 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
         return self.settings.parties
 
     def facts(self) -> dict[str, Any]:
-        """Return who got which columns, and how many rows there are."""
+        """Return columns and rows of the parties."""
         first = self.split(self.settings.seed)
         return {
             **super().facts(),
@@ -183,18 +177,9 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
         }
 
     def deal(self, found: DealtTable, table: Table, seed: int) -> Columns:
-        """Deal the columns to the parties, and the labels to the active ones."""
+        """Deal columns to parties, and labels to active ones."""
         settings, files = self.settings, self.settings.files
-        if files is not None:
-            parts = files.parts(found.source_names)
-        elif found.width < settings.parties:
-            raise OptionError(
-                f"{how_many(found.width, 'column')} cannot be dealt to {settings.parties} parties",
-                remedy="use fewer parties",
-                code="FK-COLUMNS-FEW",
-            )
-        else:
-            parts = found.share(settings.parties)
+        parts = found.columns_of(files, settings.parties, "parties")
         owner, actives = np.zeros(len(found.y), np.intp), settings.active_parties
         for part in (found.train, ~found.train):
             owner[part] = np.arange(int(part.sum())) % actives
@@ -206,7 +191,7 @@ _COLUMNS = {
     "accuracy": common.accuracy(4),
     "rmse": common.rmse(4),
     "difference": common.to_pooled(
-        "To pooled: largest difference of a prediction from that of the same training on pooled "
+        "To pooled: max. difference of a prediction from that of the same training on pooled "
         "data with the same directions, where the labels of a regression are scaled to [-1, 1]; it "
         "comes from rounding phases."
     ),
@@ -227,30 +212,21 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
 
     strategies = (FDSKL,)
     settings, makes = VerticalSettings, VerticalData
-    draws = "runs"
     checked = ("centralised_difference",)
     app, deployable = "fdskl", ("fdskl",)
-    parties, dealt_by_nodes = "parties", ("clients", "parties")
+    dealt_by_nodes = ("parties",)
     columns = _COLUMNS
     usual = "parties schedule features gamma regularization loss"
-    reading = ("Methods whose name says pooled see all columns at once; they cost no exchange.",)
+    shown = (
+        *common.JUDGED,
+        common.Shown("validation_score", "score in cross-validation"),
+        common.Shown("gamma", "gamma", common.short),
+        common.Shown("regularization", "lambda", common.short),
+        common.DIFFERENCE,
+    )
+    reading = ("Pooled methods see all columns at once; they need no exchange.",)
     data = "breast-cancer"
-    repetitions = "Runs averaged, each with its own directions."
-    seeded = "split, batches and directions"
     always_secure = "phases without masks show columns"
-
-    def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
-        """Make every node a party."""
-        return {"parties": nodes, "clients": None}
-
-    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the configuration of a run; refuse what contradicts itself.
-
-        Raises
-        ------
-        OptionError
-        """
-        return super().config(name, {**values, "parties": self.number_of_parties(values, 4)})
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
@@ -271,16 +247,11 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
         if actives > 1 and schedule != "streaming":
             raise OptionError(
                 f"schedule one-shot trains at one active party, not at {actives}",
-                remedy="add --schedule streaming, or leave out --active-parties",
                 code="FK-SCHEDULE-ACTIVE",
             )
         if parties == 2 and not config["data"]["allow_single"]:
-            more = "name a third file with --party"
-            if not config["data"].get("party"):
-                more = "use more --parties"
             raise OptionError(
                 "of two parties the active one would learn the phases of the other alone",
-                remedy=f"{more}, or allow it with --allow-single",
                 code="FK-PARTIES-ALONE",
             )
 
@@ -299,7 +270,7 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
             check_memory("features", features, 3.0 * features * min(features, 2 * rows))
 
     def measure(self, strategy: FDSKL, prepared: VerticalData, config: Config) -> dict[str, Any]:
-        """Return the difference from the pooled twin, and errors in the labels' units."""
+        """Return the difference from the pooled model, and errors in units of the label."""
         part = prepared.split(strategy.seed or 0)
         half = part.scaling["y_half_range"]
         found: dict[str, Any] = in_units(strategy.metrics_, half)
@@ -311,7 +282,7 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
         return found if difference is None else {"centralised_difference": difference, **found}
 
     def whole_model(self, strategy: FDSKL, prepared: VerticalData, kept: Kept) -> Parts:
-        """Return the coefficients that active parties kept, and the directions of all."""
+        """Return coefficients of active parties and all directions."""
         _, meta = strategy.model()
         split, law = prepared.split(strategy.seed or 0), (strategy.kernel, strategy.gamma_)
         weights, directions = [], []
@@ -345,7 +316,7 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
         return Parts("directions", arrays, told)
 
     def outcome(self, strategy: FDSKL) -> dict[str, Any]:
-        """Return the number of parties, and which rows were matched."""
+        """Return the number of parties, and matched rows."""
         return {"survivors": len(strategy.plan_.parties), "matched": strategy.plan_.report()}
 
     def size(self, facts: Mapping[str, Any]) -> str:
@@ -353,26 +324,17 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
         parties = f"{facts['parties']} parties ({facts['active_parties']} with labels)"
         return f"{parties}, {rows_of(facts)}"
 
-    def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return how good the model is."""
-        score = "accuracy" if result["config"]["classes"] else "RMSE"
-        shown = (
-            *common.JUDGED,
-            common.Shown("validation_score", f"{score} in cross-validation"),
-            common.Shown("gamma", "gamma", common.short),
-            common.Shown("regularization", "lambda", common.short),
-            common.DIFFERENCE,
-        )
-        return [row for one in shown for row in one.rows(result["metrics"])]
-
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return what the server saw, and how many rows a party lacks."""
+        """Return what the server saw, and dropped rows."""
         rows = [["the server saw", "masked phases, which rows belong together"]]
         dropped = result.get("matched", {}).get("dropped_rows", 0)
-        return [*rows, *([["rows left out, a party lacks them", str(dropped)]] if dropped else [])]
+        return [
+            *rows,
+            *([["rows dropped because a party lacks them", str(dropped)]] if dropped else []),
+        ]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw the test error over the iterations, where there were evaluations."""
+        """Draw the test error over iterations."""
         history = [row for row in summary["history"] if row["round"]]
         of_classes = any("test_accuracy" in row for row in history)
         points = [(row["round"], error_of(row), 0.0) for row in history if len(history) > 1]

@@ -1,4 +1,4 @@
-"""The pooled twin of FDSKL: what a single owner of all data gets with the same directions."""
+"""Pooled model of FDSKL with the same directions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Twin:
         return out
 
     def announced(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return rows in the order in which they are announced."""
+        """Return rows in the order of alignment."""
         ranks = hash_ids(rows.astype(str), alignment_key(self.seed), f"order {self.seed}")
         return rows[sort_order(ranks)]
 
@@ -72,10 +72,10 @@ class _Twin:
 
 
 def centralised_difference(strategy: FDSKL, prepared: VerticalData) -> float | None:
-    """Return max |f_fed - f_central| over the held-out rows; None if there are no predictions.
+    """Return max |f_fed - f_central| over held-out rows, or None without predictions.
 
-    f_fed are the predictions that the active parties wrote; f_central is trained on the pooled
-    table with the same directions, phases of 32 bits, and what cross-validation chose.
+    f_central is trained on pooled rows with the same directions, 32-bit phases and the chosen
+    hyperparameters.
     """
     seed = strategy.seed or 0
     pooled = prepared.split(seed)
@@ -109,7 +109,7 @@ def _one_shot(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> F
 
 
 def _streaming(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> Floats:
-    """Keep f of all rows up to date: n r cosines per iteration."""
+    """Update f of all rows: n r cosines per iteration."""
     strategy, pooled = twin.strategy, twin.pooled
     batches = {a: twin.announced(train[pooled.owner[train] == a]) for a in strategy.leaders}
     rows, directions = np.concatenate([train, test]), strategy.directions

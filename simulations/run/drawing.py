@@ -1,4 +1,4 @@
-"""What figures have in common: styles, axes, legends, and files that are written whole."""
+"""Styles, axes, legends and files of figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from statistics import median_low
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 Dash = Literal["-", "--", ":", "-."]
 Scale = Literal["linear", "log"]
+#: x, mean and standard deviation.
+Point = tuple[float, float, float]
 
 
 # Okabe and Ito's palette without yellow, which is too pale for lines on white.
@@ -38,25 +39,24 @@ GRID = "#E3E3E3"
 TEXT = 9.5  # points
 SMALL = 8.5
 LOG_FROM = 50.0  # ratio of largest to smallest value from which an axis is logarithmic
-_OFF_SCALE = 1000.0  # a curve this many times above the typical one leaves the figure
 _MOST_POINTS = 400  # per curve; more cannot be seen and bloat the SVG
 _MARK_EVERY = 0.16  # distance of markers, in diagonals of the axes
 _LONGEST_NAME = 60
-_LONGEST_LINE = 30  # beside a bar; there is room for two
+_LONGEST_LINE = 30  # next to a bar; there is room for two
 
 
 @dataclass(frozen=True)
 class Style:
-    """The look of one method or series.
+    """Look of a series.
 
     Attributes
     ----------
     colour : str
-        Colour of line and bar, ``"#RRGGBB"``.
+        Colour, ``"#RRGGBB"``.
     dash : {"-", "--", ":", "-."}
-        Matplotlib's line style.
+        Line style of Matplotlib.
     marker : str
-        Matplotlib's marker.
+        Marker of Matplotlib.
     """
 
     colour: str
@@ -64,7 +64,7 @@ class Style:
     marker: str
 
     def line(self) -> dict[str, Any]:
-        """Return the look of a curve as matplotlib's keywords."""
+        """Return Matplotlib keywords for a curve."""
         return {
             "color": self.colour,
             "linestyle": self.dash,
@@ -76,17 +76,9 @@ class Style:
 
 
 def assign_styles(names: Iterable[str]) -> dict[str, Style]:
-    """Give each name its own look, by order of first appearance.
+    """Assign a look to each name, by order of first appearance.
 
-    Parameters
-    ----------
-    names : iterable of str
-        Names of all methods of a report; repetitions are fine.
-
-    Returns
-    -------
-    dict of str to Style
-        Colours and markers repeat after twelve names, dashes change after seven.
+    Colours and markers repeat after twelve names; dashes change after seven.
     """
     styles: dict[str, Style] = {}
     for index, name in enumerate(dict.fromkeys(names)):
@@ -100,7 +92,7 @@ def assign_styles(names: Iterable[str]) -> dict[str, Style]:
 
 
 def new_figure(height: float) -> Figure:
-    """Return an empty figure with a canvas of its own; ``height`` in inches."""
+    """Return an empty figure; ``height`` in inches."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -118,12 +110,12 @@ def new_figure(height: float) -> Figure:
 
 
 def complete_styles(styles: Mapping[str, Style] | None, names: Iterable[str]) -> dict[str, Style]:
-    """Return a style for every name: the given one, else the next free one by order."""
+    """Return a style for every name, given or next."""
     return assign_styles([*(styles or {}), *names]) | dict(styles or {})
 
 
-def thin_out(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Keep at most `_MOST_POINTS` points, spread evenly over the logarithm of their place."""
+def thin_out(points: list[Point]) -> list[Point]:
+    """Keep at most `_MOST_POINTS` points, evenly over the logarithm of their index."""
     n = len(points)
     if n <= _MOST_POINTS:
         return points
@@ -131,18 +123,8 @@ def thin_out(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [points[place] for place in sorted(places)]
 
 
-def ceiling_of(curves: list[list[float]]) -> float:
-    """Return the absolute value above which a curve is off scale."""
-    sizes = [max(abs(y) for y in curve) for curve in curves]
-    typical = median_low(sizes) if sizes else 0.0
-    return _OFF_SCALE * typical if typical > 0 else math.inf
-
-
 def scale_x(axes: Axes, values: Sequence[float], *, log_from: float) -> None:
-    """Make the x axis logarithmic if its values are positive and span ``log_from``.
-
-    Else whole numbers, such as iterations and groups, get whole ticks.
-    """
+    """Make the x axis logarithmic if values are positive and span ``log_from``."""
     from matplotlib.ticker import MaxNLocator
 
     if min(values) > 0 and max(values) > log_from * min(values):
@@ -152,8 +134,30 @@ def scale_x(axes: Axes, values: Sequence[float], *, log_from: float) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
+def scale_y(axes: Axes, values: Sequence[float]) -> None:
+    """Make the y axis logarithmic if values span ``LOG_FROM``, linear near zero."""
+    from matplotlib.ticker import SymmetricalLogLocator
+
+    low, high = min(values), max(values)
+    least = min((abs(value) for value in values if value), default=1.0)
+    largest = max(high, -low)
+    if low > 0 and high > LOG_FROM * low:
+        axes.set_yscale("log", nonpositive="clip")
+        axes.set_ylim(low / 2, None)  # a band that reaches zero must not drag the axis down
+        ticks_of_log(axes.yaxis, low, high)
+    elif low <= 0 and largest > LOG_FROM * least:
+        threshold = 10.0 ** round(math.log10(max(least, largest / 1e4)))
+        axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
+        locator = SymmetricalLogLocator(base=10, linthresh=threshold)
+        locator.set_params(numticks=7)
+        axes.yaxis.set_major_locator(locator)
+        axes.yaxis.set_major_formatter(power_or_number)
+    if low < 0 < high:
+        axes.axhline(0.0, color=SOFT, linewidth=0.8, zorder=1.5)
+
+
 def ticks_of_log(axis: Axis, low: float, high: float) -> None:
-    """Label a logarithmic axis at 1, 2, 5, 10, ... or, over many decades, at powers of ten."""
+    """Label a logarithmic axis at 1, 2, 5 or powers of ten."""
     from matplotlib.ticker import LogLocator
 
     decades = math.log10(high / low)
@@ -169,7 +173,7 @@ def power_or_number(value: float, _: float | None = None) -> str:
 
 
 def write_number(value: float) -> str:
-    """Write a number with three significant digits, as a power of ten when far from one."""
+    """Write three significant digits, or a power of ten."""
     if math.isnan(value):
         return "n/a"
     if math.isinf(value):
@@ -181,7 +185,7 @@ def write_number(value: float) -> str:
 
 
 def write_power(value: float) -> str:
-    """Write a number as a multiple of a power of ten."""
+    """Write a multiple of a power of ten."""
     digits, exponent = f"{value:.1e}".split("e")
     power = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     head = "" if digits == "1.0" else f"{digits.removesuffix('.0')}·"
@@ -189,7 +193,7 @@ def write_power(value: float) -> str:
 
 
 def clean_name(text: str) -> str:
-    """Make a name safe to print: one line, printable, not too long."""
+    """Make a name printable, on one short line."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= _LONGEST_NAME else f"{line[: _LONGEST_NAME - 1]}…"
 
@@ -200,10 +204,6 @@ def tint(colour: str) -> str:
     return "#" + "".join(f"{round(c + 0.68 * (255 - c)):02X}" for c in channels)
 
 
-def note_of(scale: Scale) -> str:
-    return ", log scale" if scale == "log" else ""
-
-
 def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], style: Style) -> None:
     """Draw a curve with a few markers."""
     apart = _MARK_EVERY if len(xs) > 12 else 1
@@ -211,7 +211,7 @@ def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], style: Style
 
 
 def value_at(axes: Axes, x: float, y: float, text: str) -> None:
-    """Print a value right of the end of its bar."""
+    """Print a value next to its bar."""
     axes.annotate(
         text,
         (x, y),
@@ -224,7 +224,7 @@ def value_at(axes: Axes, x: float, y: float, text: str) -> None:
 
 
 def name_rows(axes: Axes, names: list[str]) -> None:
-    """Label the rows of a bar chart, the first on top."""
+    """Label the rows of a bar chart from the top."""
     labels = [
         "\n".join(wrap(clean_name(name), _LONGEST_LINE, max_lines=2, placeholder="…"))
         for name in names
@@ -247,7 +247,7 @@ def say_no_data(axes: Axes) -> None:
 def finish_axes(
     axes: Axes, title: str, xlabel: str, ylabel: str, *, grid: Literal["x", "both"] = "both"
 ) -> None:
-    """Add title, labels and a light grid; remove what carries no information."""
+    """Add title, labels and a light grid."""
     axes.set_title(title, fontsize=TEXT + 1, color=INK, loc="left", pad=8, wrap=True)
     axes.title.set_parse_math(False)
     axes._left_title.set_parse_math(False)  # type: ignore[attr-defined]
@@ -264,7 +264,7 @@ def finish_axes(
 
 
 def legend_below(figure: Figure, labels: Mapping[str, str], styles: Mapping[str, Style]) -> None:
-    """Put the legend under the axes, in as many columns as fit."""
+    """Put the legend below the axes."""
     from matplotlib.lines import Line2D
 
     if not labels:
@@ -292,10 +292,9 @@ def legend_below(figure: Figure, labels: Mapping[str, str], styles: Mapping[str,
 
 
 def save_figure(figure: Figure, path: Path, *, svg: bool = True) -> Path:
-    """Write the figure as PNG and SVG, for this user's eyes, and return the path of the PNG.
+    """Write PNG and SVG with private access; return the path of the PNG.
 
-    A point may be a row, with its label. The canvases print themselves, because
-    ``Figure.savefig`` draws everything once more before.
+    Canvases print themselves, because ``Figure.savefig`` would print twice.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -304,7 +303,7 @@ def save_figure(figure: Figure, path: Path, *, svg: bool = True) -> Path:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
 
         buffer = BytesIO()
-        canvas: Any = FigureCanvasSVG(figure)  # whose methods have no types
+        canvas: Any = FigureCanvasSVG(figure)  # its methods have no types
         canvas.print_svg(buffer, metadata={"Date": None})
         figure.set_layout_engine("none")  # all has its place: the next one need not look for it
         write_atomically(path.with_name(f"{stem}.svg"), buffer.getvalue(), private=True)
@@ -317,7 +316,7 @@ def save_figure(figure: Figure, path: Path, *, svg: bool = True) -> Path:
 
 
 def scale_bars(axes: Axes, scale: Scale, low: float, high: float) -> None:
-    """Set scale and limits of the value axis of a bar chart, before the bars are drawn."""
+    """Set the value axis before bars are drawn."""
     axes.set_xlim(low, high)  # also ends autoscaling, which overflows on extreme bars
     axes.set_xscale(scale)
     if scale == "log":
@@ -325,13 +324,8 @@ def scale_bars(axes: Axes, scale: Scale, low: float, high: float) -> None:
 
 
 def write_mean_and_std(mean: float, std: float | None) -> str:
-    """Write a mean and its standard deviation with the same decimals; extremes as the mean."""
+    """Write mean and standard deviation with equal decimals."""
     if not math.isfinite(mean) or std is None or not 1e-3 <= abs(mean) < 1e5:
         return write_number(mean)
     decimals = 1 if abs(mean) >= 1 else 3
     return f"{mean:.{decimals}f} ± {std:.{decimals}f}"
-
-
-def averages_of(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-    """Return ``(t, regret / t)`` sorted by ``t``, without what cannot be drawn."""
-    return sorted((t, r / t) for t, r in points if t > 0 and r is not None and math.isfinite(r / t))

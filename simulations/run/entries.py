@@ -1,4 +1,4 @@
-"""An entry of an experiment: one method, the results of its draws and their average."""
+"""Entries of an experiment: a method, its results and their average."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedkern_flwr.errors import OptionError
 
 LARGEST_SEED = 2**62
 
-#: Metrics and history of a draw.
+#: Metrics and history of a run.
 Outcome = tuple[dict[str, Any], list[dict[str, Any]]]
 #: A method that needs all data in one place, to compare with: called with what
 #: :meth:`~fedkern_flwr.simulations.run.data.Prepared.pooled` returns and, as keywords, ``seed``,
@@ -32,15 +32,15 @@ class Entry:
     Attributes
     ----------
     label : str
-        How tables and plots call it.
+        Name in tables and plots.
     method : str
         Name of the method.
     options : dict
-        Options of its strategy, or of the reference.
+        Options of the strategy or reference.
     results : list of dict
-        One result per draw, filled by ``run_entries``.
+        One result per run.
     reference : callable or None
-        Called instead of running a strategy.
+        Reference method instead of a strategy.
     """
 
     label: str
@@ -51,17 +51,12 @@ class Entry:
 
 
 def draw_label(entry: Entry, draw: int, runs: int) -> str:
-    """Return how progress bars call a draw."""
+    """Return the name of a run in progress bars."""
     return entry.label if runs == 1 else f"{entry.label}, draw {draw + 1} of {runs}"
 
 
 def check_seed(seed: int, runs: int = 1) -> None:
-    """Refuse a seed that cannot travel, for any of the draws.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse a seed that does not fit into a message, for any run."""
     if not 0 <= seed <= LARGEST_SEED - runs:
         raise OptionError(
             f"seed is {seed}", remedy="use a whole number from 0 to 2^62", code="FK-OPTION-RANGE"
@@ -75,25 +70,25 @@ def average(
     history: list[dict[str, Any]],
     survivors: int,
 ) -> dict[str, Any]:
-    """Average the results of an entry's draws.
+    """Average the results of an entry.
 
     Parameters
     ----------
     results : sequence of dict
-        One per draw.
+        One per run.
     metrics : dict
-        Metrics beyond the means over the draws.
+        Further metrics.
     history : list of dict
-        The history of the entry, which each family averages in its own way.
+        Averaged history.
     survivors : int
-        Clients that answered to the end.
+        Clients that replied to the end.
 
     Returns
     -------
     dict
         ``metrics``, ``history``, ``exchanges``, ``bytes_up``, ``bytes_down``, ``seconds``,
-        ``cpu_seconds`` (means per draw), ``survivors``, ``failures``, ``privacy`` (of the first
-        draw) and, if they are there, ``no_better_than`` and ``never_found`` (likewise).
+        ``cpu_seconds`` (means), ``survivors``, ``failures``, and of the first run ``privacy``,
+        ``no_better_than`` and ``never_found``.
     """
     means = {n: mean([r["metrics"].get(n) for r in results]) for n in results[0]["metrics"]}
     if "converged" in means:  # not an average: if all have
@@ -113,7 +108,7 @@ def average(
 
 
 def mean(values: Sequence[Any]) -> Any:
-    """Return the mean, a whole number where it is one of whole numbers; None if one is missing."""
+    """Return the mean, or None if a value is missing; whole means of whole numbers are int."""
     numbers = [value for value in values if value is not None]
     if len(numbers) < len(values) or not numbers:
         return None

@@ -1,4 +1,4 @@
-"""Where commands leave their results: folders, and the JSON of ``--json``."""
+"""Folders of results, and the JSON of ``--json``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from typing import Any
 from fedkern_flwr.checkpoint import make_private_folder, write_atomically
 from fedkern_flwr.errors import EngineError, OptionError
 
-#: Help of ``--force``.
-FORCE = "Replace what an earlier command left in --out."
-
 
 def chosen_folder(out: str | None, stem: str) -> Path:
-    """Return the folder that ``--out`` names, by default a new one below ``runs`` with the time."""
+    """Return the folder of ``--out``, by default a new one below ``runs``."""
     if out:
         return Path(out)
     name = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -27,15 +24,7 @@ def chosen_folder(out: str | None, stem: str) -> Path:
 
 
 def json_writer(target: str | None) -> Callable[[Mapping[str, Any]], None]:
-    """Return what writes a result where ``--json`` says: nowhere, a file, or - for stdout.
-
-    Raises
-    ------
-    OptionError
-        The folder of the file does not exist, which is said before hours are spent.
-    EngineError
-        Of what is returned: the file cannot be written after all.
-    """
+    """Return a writer for ``--json``: nothing, a file, or - for stdout."""
     path = None if target in (None, "", "-") else Path(str(target))
     if path is not None:
         check_target(path, "--json", devices=True)
@@ -59,12 +48,7 @@ def json_writer(target: str | None) -> Callable[[Mapping[str, Any]], None]:
 
 
 def check_target(path: Path, option: str, *, devices: bool = False) -> None:
-    """Refuse what is no file in a folder, or a device if need be, before anything is computed.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse a path that cannot become a file."""
     odd = path.is_dir() if devices else path.exists() and not path.is_file()
     if odd or not path.resolve().parent.is_dir():
         raise OptionError(
@@ -75,27 +59,19 @@ def check_target(path: Path, option: str, *, devices: bool = False) -> None:
 
 
 def make_folder(folder: Path, option: str) -> None:
-    """Make a folder for this user's eyes and see that files can be written there.
-
-    Raises
-    ------
-    OptionError
-        They cannot; ``option`` is what names another folder.
-    """
+    """Make a private folder, and check that it is writable."""
     try:
         make_private_folder(folder)
         write_atomically(folder / ".probe", b"")
         (folder / ".probe").unlink()
     except OSError as error:
         raise OptionError(
-            f"{folder} cannot be written ({error.strerror})",
-            remedy=f"choose another {option}",
-            code="FK-FILE-WRITE",
+            f"{folder} cannot be written ({error.strerror})", code="FK-FILE-WRITE"
         ) from None
 
 
 def used(folder: Path) -> OptionError:
-    """Return the error of a folder that has results which nobody wants to lose."""
+    """Return the error for a folder with results."""
     return OptionError(
         f"{folder} has results already",
         remedy="choose another --out, or replace them with --force",
@@ -105,32 +81,23 @@ def used(folder: Path) -> OptionError:
 
 @contextmanager
 def folder_of_results(folder: Path, result: str, *, force: bool) -> Iterator[None]:
-    """Make the folder that ``--out`` names; take it away if the block fails and leaves it empty.
+    """Make the folder of ``--out``; remove it if the block fails and it is empty.
 
     Parameters
     ----------
     folder : Path
-        The folder.
+        Folder.
     result : str
-        The file by which a folder that was used before is known.
+        File that identifies a used folder.
     force : bool
-        Whether results that are there may be replaced.
-
-    Raises
-    ------
-    OptionError
-        It cannot be written, or holds something.
+        Whether results may be replaced.
     """
     new = not folder.exists()
     if (folder / result).exists() and not force:
         raise used(folder)
     make_folder(folder, "--out")
     if any(folder.iterdir()) and not (folder / result).exists():
-        raise OptionError(
-            f"{folder} is not empty and has no {result}",
-            remedy="choose another --out",
-            code="FK-FOLDER-USED",
-        )
+        raise OptionError(f"{folder} is not empty and has no {result}", code="FK-FOLDER-USED")
     try:
         yield
     except BaseException:

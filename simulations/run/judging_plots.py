@@ -64,7 +64,7 @@ def plot_confusion(matrix: NDArray[Any], names: Sequence[str], path: Path) -> Pa
                 column, row, text, ha="center", va="center", color=colour, fontsize=drawing.SMALL
             )
     drawing.finish_axes(
-        axes, f"Confusion of {matrix.sum():d} held-out rows", "predicted class", "class"
+        axes, f"Confusion matrix of {matrix.sum():d} held-out rows", "predicted class", "true class"
     )
     axes.grid(visible=False)
     for set_ticks in (axes.set_xticks, axes.set_yticks):
@@ -86,9 +86,9 @@ def plot_roc(
         xs, ys = zip(*points, strict=True)
         drawing.draw_line(axes, xs, ys, looks[name])
     _draw_diagonal(axes)
-    title = "ROC curve of held-out rows, from the summed histogram"
+    title = "ROC curve of held-out rows, from summed histograms"
     drawing.finish_axes(axes, title, "false positive rate", "true positive rate")
-    of = "class" if single else "one against the rest:"
+    of = "class" if single else "class against the rest:"
     drawing.legend_below(figure, {name: f"{of} {name}" for name in shown}, looks)
     return drawing.save_figure(figure, path, svg=False)
 
@@ -102,8 +102,8 @@ def plot_calibration(curves: Mapping[str, Sequence[Sequence[float]]], path: Path
         xs, ys, _ = zip(*points, strict=True) if points else ((), (), ())
         drawing.draw_line(axes, xs, ys, looks[name])
     _draw_diagonal(axes)
-    title = "Calibration, on held-out rows that it has not seen"
-    drawing.finish_axes(axes, title, "mean probability", "share of rows of the class")
+    title = "Calibration on held-out rows"
+    drawing.finish_axes(axes, title, "predicted probability (mean)", "observed share of the class")
     drawing.legend_below(figure, {name: f"{name} calibration" for name in curves}, looks)
     return drawing.save_figure(figure, path, svg=False)
 
@@ -131,7 +131,7 @@ def plot_predicted(
     axes.plot(ends, ends, color=drawing.SOFT, linewidth=1.0)
     if width is not None:
         axes.fill_between(ends, ends - width, ends + width, color=colour, alpha=0.14, linewidth=0)
-    title = "Held-out rows" + (", with the interval" if width is not None else "")
+    title = "Held-out rows" + (", with prediction interval" if width is not None else "")
     drawing.finish_axes(axes, title, "prediction", "label")
     return drawing.save_figure(figure, path, svg=False)
 

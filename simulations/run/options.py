@@ -1,21 +1,24 @@
-"""Options of a command: those read off a strategy or off the settings of its data, and others."""
+"""Options: of a strategy, of the settings of data, and of dataclasses."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
 
 from fedkern_flwr.options import declared, members
 
-from ...strategies import Method
+if TYPE_CHECKING:  # else every command would load what a method needs
+    from ...strategies import Method
 
 # Options of every run, or set by the run itself.
 _OF_THE_RUN = frozenset({"seed", "checkpoint", "resume", "secure"})
 
 #: Groups of options in the help, in their order.
 PANELS = (DATA, PARTIES, METHOD, RUN) = ("Data", "Parties", "Method", "Engine and output")
+#: The panel of what is named without a flag.
+ARGUMENTS = "Arguments"
 
 _OF_A_RUN = frozenset({"rounds", "resplit", "delay"})  # of the settings
 _REPEATED = frozenset({"party", "ignore", "use"})
@@ -23,8 +26,7 @@ _OF_PARTIES = {"clients", "hospitals", "centres", "own_block", "parties", "activ
 _OF_PARTIES |= {"users", "groups", "group_sizes", "users_per_client", "sites", "site_share"}
 _OF_PARTIES |= {"split", "alpha", "allow_single"}
 _FLAGS = {"id_column": "--id", "site_column": "--site", "class_of": "--classes"}
-_FLAGS |= {"json_target": "--json", "force": "--force", "quiet": "--quiet", "keep": "--keep"}
-_FLAGS |= {"explain_columns": "--explain-columns"}
+_FLAGS |= {"json_target": "--json", "as_json": "--json"}
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,21 @@ class Option:
     name : str
         Name of the argument.
     type : type
-        Its annotation; a ``Literal`` lists the choices.
+        Annotation; a ``Literal`` lists the choices.
     default : object
-        Its default value.
+        Default value; ``MISSING`` if required.
     help : str
-        One sentence: of a strategy's option the first of its description in the docstring.
+        First sentence of its description.
     panel : str
-        Where the help shows it, one of :data:`PANELS`.
+        Section of the help, one of :data:`PANELS` or :data:`ARGUMENTS`.
     flag : str
-        Its name on the command line; by default made of ``name``.
+        Flag; by default made of ``name``.
+    choices : tuple of str
+        Choices, if the type does not list them.
+    limits : (float, float or None) or None
+        Least and largest number.
+    metavar : str
+        Name of an argument in the usage line.
     """
 
     name: str
@@ -53,25 +61,28 @@ class Option:
     help: str
     panel: str = METHOD
     flag: str = ""
+    choices: tuple[str, ...] = ()
+    limits: tuple[float, float | None] | None = None
+    metavar: str = ""
 
     def kinds(self) -> set[Any]:
         """Return the types that a value may have."""
         return set(members(self.type))
 
     def takes_text(self) -> bool:
-        """Tell whether a value may be a text."""
+        """Return whether a value may be text."""
         return any(kind is str or get_origin(kind) is Literal for kind in self.kinds())
 
 
 def of_settings(settings: type[Any], data: str) -> list[Option]:
-    """Return the options that say which data is used: fields of a dataclass with its docstrings.
+    """Return options for the fields of a settings class, with help from docstrings.
 
     Parameters
     ----------
     settings : type of Settings
-        The dataclass.
+        Dataclass.
     data : str
-        The data set by default.
+        Default data set.
     """
     hints = get_type_hints(settings)
     texts: dict[str, str] = {}
@@ -95,28 +106,48 @@ def of_settings(settings: type[Any], data: str) -> list[Option]:
     return found
 
 
+def declare(default: Any = MISSING, **how: Any) -> Any:
+    """Declare a field with attributes of its :class:`Option`."""
+    return field(default=default, metadata=how)
+
+
+def argument(default: Any = MISSING, **how: Any) -> Any:
+    """Declare a positional argument."""
+    return declare(default, panel=ARGUMENTS, **how)
+
+
+def switch() -> Any:
+    """Declare a flag without a negative form."""
+    return declare(False, flag="-")
+
+
 def of_fields(kind: type[Any], panel: str = RUN) -> list[Option]:
-    """Return the options that are the fields of a dataclass; its docstring has their help."""
+    """Return options for the fields of a dataclass, with help from its docstring."""
     hints, texts = get_type_hints(kind), _descriptions(kind)
-    found = [(one.name, one.default) for one in fields(kind)]
-    return [Option(n, hints[n], value, texts[n], panel, _FLAGS.get(n, "")) for n, value in found]
+    found = []
+    for one in fields(kind):
+        own = {"panel": panel, "flag": _FLAGS.get(one.name, ""), **one.metadata}
+        if own["flag"] == "-":
+            own["flag"] = f"--{one.name.replace('_', '-')}"
+        found.append(Option(one.name, hints[one.name], one.default, texts[one.name], **own))
+    return found
 
 
 def options(strategy: type[Method]) -> list[Option]:
-    """Return the options of a strategy that a command has."""
+    """Return the options of a strategy for a command."""
     hidden = strategy.fixed | _OF_THE_RUN
     return [o for o in _every(strategy) if o.name not in hidden]
 
 
 def accepted(strategy: type[Method]) -> list[Option]:
-    """Return what the constructor of a strategy takes: options, and what every run has."""
+    """Return the arguments of the constructor of a strategy."""
     own = inspect.signature(strategy.__init__).parameters
     more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
     return [o for o in _every(strategy) if o.name in own or (more and o.name not in strategy.fixed)]
 
 
 def _every(strategy: type[Method]) -> list[Option]:
-    """Return all options, a strategy's own first, then those of its base classes."""
+    """Return all options of a strategy and its base classes."""
     found: dict[str, Option] = {
         name: Option(name, one.type, one.default, _plain(one.help))
         for name, one in declared(strategy).items()
@@ -134,7 +165,7 @@ def _every(strategy: type[Method]) -> list[Option]:
 
 
 def _descriptions(cls: type) -> dict[str, str]:
-    """Read the descriptions of the parameters from a NumPy docstring."""
+    """Read descriptions of parameters from a docstring."""
     lines = inspect.cleandoc(cls.__doc__ or "").splitlines()
     texts: dict[str, str] = {}
     name = ""
@@ -150,5 +181,6 @@ def _descriptions(cls: type) -> dict[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Return a text without the markup of docstrings."""
-    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
+    """Return the first sentence of a text, without markup."""
+    plain = re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
+    return re.split(r"(?<=\.) (?=[A-Z])", plain, maxsplit=1)[0]

@@ -1,4 +1,4 @@
-"""Files of parties, one each, as one table: what each of them would hold is known of it."""
+"""Files of parties, joined as one table."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ Holding = Literal["rows", "rows and columns", "columns"]
 
 logger = logging.getLogger("fedkern_flwr")
 
-#: What is written behind a file whose labels are not used.
+#: Suffix of a file with unused labels.
 FEATURES = ":features"
 
 
 class Columns(NamedTuple):
-    """Which columns of features are used.
+    """Selection of feature columns.
 
     Attributes
     ----------
     use, ignore : tuple of str
-        Those that are used, by default all, and those that are not.
+        Columns to use (default: all) and to ignore.
     common : bool
-        Whether columns that not all files with labels have are left out.
+        Whether columns are ignored that some files with labels lack.
     """
 
     use: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PartyFiles(PartyTables):
-    """What parties have in files of their own."""
+    """Files of parties."""
 
     @classmethod
     def read(
@@ -65,13 +65,7 @@ class PartyFiles(PartyTables):
         dialect: Mapping[str, Any],
         columns: Columns = Columns(),  # noqa: B008
     ) -> PartyFiles:
-        """Read files, each named as ``FILE`` or ``FILE:features``, whose labels are not used.
-
-        Raises
-        ------
-        TableError, OptionError
-            A file cannot be read or is no party's of the method, or there is one party only.
-        """
+        """Read files, each named as ``FILE`` or ``FILE:features``."""
         joined = holding != "rows"
         if joined and (label is None or id_column is None):
             what, flag = ("label", "--label") if label is None else ("ids", "--id")
@@ -116,7 +110,6 @@ class PartyFiles(PartyTables):
                 raise OptionError(
                     f"{path.name} is to give features only, and every party of this method has "
                     "labels or needs none",
-                    remedy="leave out :features, or use fed-cg, fdskl or secure-gram",
                     code="FK-PARTY-FEATURES",
                 )
             named.update(file.features)
@@ -162,11 +155,11 @@ class PartyFiles(PartyTables):
 
     @property
     def labelled(self) -> list[int]:
-        """Which of the others have the labels as well, though they are not used."""
+        """Other parties with unused labels."""
         return [k for k, file in enumerate(self.others) if file.label is not None]
 
     def named(self, text: str, nodes: int) -> str:
-        """Return a text in which partitions, of so many, have the names of their files as well."""
+        """Add names of files to partitions in a text."""
         files = [*self.owners, *self.others]
         if nodes < len(files):  # of a matrix, who has columns is a node
             files = [file for file in files if file.features]
@@ -178,36 +171,22 @@ class PartyFiles(PartyTables):
         return re.sub(r"\bpartition (\d+)\b", name, text)
 
     def parts(self, sources: Sequence[str]) -> tuple[NDArray[np.intp], ...]:
-        """Return for each block the places of what became of its columns.
-
-        ``sources`` names for each place the column that it comes from.
-
-        Raises
-        ------
-        TableError
-            Nothing is left of a file.
-        """
+        """Return the encoded columns of each block; ``sources`` names their source columns."""
         found = tuple(np.flatnonzero(np.isin(sources, block)) for block in self.blocks)
         names = [listing(file.name for file in self.owners), *(file.name for file in self.others)]
         for name, block, part in zip(names, self.blocks, found, strict=True):
             if block and not len(part):
                 raise TableError(
                     f"no column of {name} says anything",
-                    remedy="leave the party out",
+                    remedy="omit the party",
                     code="FK-COLUMNS-CONSTANT",
                 )
         return found
 
     def table(self, missing: Missing) -> Table:
-        """Return the table of all; the site of a row is the number of the owner's file.
+        """Return the joined table; the site of a row is the number of its file.
 
-        Rows that are not in all files are left out where gaps are encoded, for they are none; else
-        they lack what is in those files.
-
-        Raises
-        ------
-        TableError
-            Ids come twice or nowhere else, or the table cannot be used.
+        Encoding of gaps needs rows that are in all files; otherwise rows lack what a file lacks.
         """
         units = self.units
         frame, site, notes = self.frame(whole=missing == "encode")
@@ -225,7 +204,7 @@ class PartyFiles(PartyTables):
         return replace(table, units=units, notes=(*notes, *table.notes))
 
     def say_lacking(self, table: Table) -> None:
-        """Warn of files with labels that lack classes which others have."""
+        """Warn if a file with labels lacks classes."""
         if not table.classes or table.y is None or table.site is None:
             return
         for k, file in enumerate(self.owners):
@@ -238,7 +217,7 @@ class PartyFiles(PartyTables):
 
 
 def _common_columns(files: Sequence[PartyTable]) -> list[PartyTable]:
-    """Return files with the columns that all of them have, and a note of those left out."""
+    """Keep the columns of all files, with a note on others."""
     common = [name for name in files[0].features if all(name in one.features for one in files)]
     left = dict.fromkeys(name for one in files for name in one.features if name not in common)
     note = f"left out {how_many(len(left), 'column')} that not all files have: {listing(left)}"
@@ -247,12 +226,7 @@ def _common_columns(files: Sequence[PartyTable]) -> list[PartyTable]:
 
 
 def check_files(paths: Sequence[Path]) -> None:
-    """Refuse one party only, and a file that is named twice.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse a single party, and repeated files."""
     if len(paths) < 2:
         raise OptionError(
             "one file is one party",
@@ -263,7 +237,7 @@ def check_files(paths: Sequence[Path]) -> None:
 
 
 def _check_columns(one: PartyTable, first: PartyTable) -> None:
-    """Refuse a file that has not the columns of the first."""
+    """Refuse a file with other columns than the first."""
     for here, there in ((one, first), (first, one)):
         lacking = [name for name in there.features if name not in here.features]
         if lacking:

@@ -1,4 +1,4 @@
-"""Where data comes from and which code computed with it, so that figures can be checked."""
+"""Sources of data and digests of the code, so that results can be checked."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _GENERATED = {
 
 @cache
 def file_digest(path: str) -> str:
-    """Return the SHA-256 of a file, hexadecimal; a file is read once in a process."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @cache
 def code_digest() -> str:
-    """Return a digest of this package's modules, hexadecimal."""
+    """Return a digest of the modules of this package."""
     digest, modules = hashlib.sha256(), _modules()
     for name in sorted(modules):
         digest.update(f"{name}\0".encode())
@@ -39,13 +39,13 @@ def code_digest() -> str:
 
 
 def source_of(settings: Settings) -> str:
-    """Return where the data of some settings comes from, see :func:`provenance`."""
+    """Return the source of the data, see :func:`provenance`."""
     files = [file.removesuffix(FEATURES) for file in getattr(settings, "party", ())]
     return "; ".join(map(provenance, files or [settings.data]))
 
 
 def provenance(data: str) -> str:
-    """Return where a data set comes from: package and version, or name and digest of a file."""
+    """Return package and version of a data set, or name and digest of a file."""
     path = Path(data)
     if path.is_file():
         return f"{path.name}, {path.stat().st_size:,} bytes, SHA-256 {file_digest(data)[:16]}…"
@@ -59,10 +59,10 @@ def provenance(data: str) -> str:
 
 
 def _modules() -> dict[str, Path]:
-    """Return name -> file; the rooms are one folder when installed, four in a checkout.
+    """Return the modules by name.
 
-    Not their ``__path__``: in a checkout that of the core has the whole of it, with all that lies
-    there.
+    Rooms are one folder when installed and four in a checkout; their ``__path__`` would include
+    other files.
     """
     folders = {
         room.__name__.replace(".", "/"): Path(str(room.__file__)).parent

@@ -1,4 +1,4 @@
-"""Rows with random labels, of which nothing can be learned: the paper's data for its Table 2."""
+"""Random labels, as in Table 2 of the paper on HierarchicalSVM."""
 
 from __future__ import annotations
 

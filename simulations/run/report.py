@@ -1,7 +1,6 @@
-"""One HTML page with the results of a run or a comparison, made to be sent to a colleague.
+"""HTML report of a run or comparison, in one file.
 
-The page needs nothing but itself: images are embedded, there is no script, no font and no link to
-anywhere. It follows the reader's light or dark setting and prints on white paper.
+Images are embedded; there are no scripts, fonts or links. It has light, dark and print styles.
 """
 
 from __future__ import annotations
@@ -10,25 +9,22 @@ import base64
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
-from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.text import Text
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
 
-Mark = Literal["good", "fair", "bad"]
-
 REPORT = "report.html"
 _CAPTIONS = {
-    "confusion_plot": "Confusion matrix of the held-out rows: true classes and predicted ones",
+    "confusion_plot": "Confusion matrix of the held-out rows: true and predicted classes",
     "roc_plot": "ROC curves on the held-out rows",
-    "calibration_plot": "Calibration: predicted probabilities and shares of the class",
-    "predicted_plot": "Predicted and true labels of held-out rows, with intervals",
+    "calibration_plot": "Calibration: predicted probabilities and observed shares of the class",
+    "predicted_plot": "Predicted and true labels of held-out rows, with prediction intervals",
 }
 #: Part of a run -> what the bar of its time calls it, and the colour, one of Okabe and Ito's.
 _PARTS = {
@@ -38,10 +34,7 @@ _PARTS = {
     "judge": ("evaluation", "#009e73"),
     "plots": ("plots", "#cc79a7"),
 }
-_HEADS = {"column": "column", "kind": "holds", "text": "became", "outputs": "columns"}
-
-#: Bytes of a page above which its figures get few colours, so that it can be sent by mail.
-LARGEST = 2_000_000
+_HEADS = {"column": "column", "kind": "type", "text": "encoding", "outputs": "columns"}
 
 
 @dataclass(frozen=True)
@@ -51,22 +44,19 @@ class TableBlock:
     Attributes
     ----------
     caption : str
-        What the table shows, with units; stands above it.
+        Caption with units.
     columns : sequence of str
-        The headings.
+        Headings.
     rows : sequence of sequence of str
-        The cells; columns of numbers are aligned to the right.
+        Cells; numbers are aligned to the right.
     best : frozenset of (int, int) (default: frozenset())
-        Row and column, from zero, of the cells in bold.
-    marks : mapping of (int, int) to {"good", "fair", "bad"}
-        Row and column of the cells in a colour; what they say must not depend on it.
+        Row and column, from zero, of bold cells.
     """
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     best: frozenset[tuple[int, int]] = frozenset()
-    marks: Mapping[tuple[int, int], Mark] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,9 +66,9 @@ class FigureBlock:
     Attributes
     ----------
     caption : str
-        What the figure shows; stands below it and is its text alternative.
+        Caption and alternative text.
     png : Path
-        The image, embedded in the page.
+        Image.
     """
 
     caption: str
@@ -87,14 +77,14 @@ class FigureBlock:
 
 @dataclass(frozen=True)
 class BarBlock:
-    """A horizontal bar of seconds that add up.
+    """A horizontal bar of seconds.
 
     Attributes
     ----------
     caption : str
-        What the bar shows; stands below it.
+        Caption.
     parts : sequence of (str, str, float)
-        Name, colour and seconds of each part, from left to right.
+        Name, colour and seconds of each part.
     """
 
     caption: str
@@ -108,7 +98,7 @@ class TextBlock:
     Attributes
     ----------
     heading : str
-        Heading of the section; may be empty.
+        Heading, or empty.
     paragraphs : sequence of str
         Plain text.
     """
@@ -119,16 +109,16 @@ class TextBlock:
 
 @dataclass(frozen=True)
 class FactsBlock:
-    """Names and values in two columns: configuration, versions, costs, privacy.
+    """Names and values in two columns.
 
     Attributes
     ----------
     heading : str
-        Heading of the section; may be empty.
+        Heading, or empty.
     facts : mapping of str to str
-        The facts in order.
+        Names and values.
     warnings : frozenset of str (default: frozenset())
-        Names of facts in red.
+        Names in red.
     """
 
     heading: str
@@ -140,38 +130,26 @@ Block = TableBlock | FigureBlock | BarBlock | TextBlock | FactsBlock
 
 
 def write_report(path: Path, *, title: str, subtitle: str, blocks: Sequence[Block]) -> Path:
-    """Write a self-contained HTML page.
-
-    Tables and figures are numbered in their order. All text is escaped.
+    """Write a self-contained HTML page with escaped text.
 
     Parameters
     ----------
     path : Path
-        Where to write; readers see the old page or the new one, never a part.
+        Target, replaced at once.
     title, subtitle : str
         Head of the page.
     blocks : sequence of Block
-        The content from top to bottom.
+        Content.
 
     Returns
     -------
     Path
         ``path``.
-
-    Raises
-    ------
-    OptionError
-        If an image is missing or no PNG, or a row of a table has not one cell per column.
     """
     lead = f'\n<p class="subtitle">{escape(subtitle)}</p>' if subtitle else ""
-    for small in (False, True):
-        body = _body(blocks, small=small)
-        page = _PAGE.format(title=escape(title), lead=lead, style=_STYLE, body=body)
-        # A lone surrogate (from a file name, say) must not lose the report.
-        data = page.encode("utf-8", errors="replace")
-        if len(data) <= LARGEST:
-            break
-    write_atomically(path, data, private=True)  # its pictures may show rows
+    page = _PAGE.format(title=escape(title), lead=lead, style=_STYLE, body=_body(blocks))
+    # A lone surrogate (from a file name, say) must not lose the report. Its pictures may show rows.
+    write_atomically(path, page.encode("utf-8", errors="replace"), private=True)
     return path
 
 
@@ -180,42 +158,38 @@ def write_run_report(
     title: str,
     subtitle: str,
     rows: Sequence[Sequence[str]],
+    tables: Mapping[str, Sequence[Sequence[str]]],
     result: Mapping[str, Any],
     first: Sequence[Sequence[str]] = (),
 ) -> Path:
-    """Write ``report.html`` of a run.
+    """Write ``report.html`` of a run, without values or categories except classes.
 
-    It names no value and no category but classes of the label; where the rows are on this computer
-    it begins with what they are together.
+    Where the rows are on this computer, it begins with a table of the data.
 
     Parameters
     ----------
     folder : Path
-        Of the run.
+        Folder of the run.
     title, subtitle : str
         Head of the page.
     rows : sequence of (str, str)
-        Figures as a run shows them, with Rich's markup.
+        Names and values, with the markup of Rich.
+    tables : mapping of str to sequence
+        Headings and rows by caption.
     result : mapping
-        What ``result.json`` has.
+        Content of ``result.json``.
     first : sequence of sequence of str
-        The first table of a paper, heads first; where there is none, nothing.
-
-    Raises
-    ------
-    OptionError
-        A plot is missing.
+        The table of the data, headings first; empty for none.
     """
     named = [(Text.from_markup(name), Text.from_markup(str(value)).plain) for name, value in rows]
     facts = dict[str, str]()
-    for name, value in named:  # several of one name stand below each other
+    for name, value in named:  # values of one name are listed below each other
         own = name.plain.strip()
         facts[own] = f"{facts[own]}\n{value}" if own in facts else value
     red = frozenset(name.plain.strip() for name, _ in named if name.spans)
     blocks: list[Block] = first_blocks(first, "the data")
     blocks += [
-        TableBlock(name.capitalize(), heads, cells)
-        for name, (heads, *cells) in result.get("tables", {}).items()
+        TableBlock(name.capitalize(), heads, cells) for name, (heads, *cells) in tables.items()
     ]
     blocks.append(FactsBlock("Figures", facts, red))
     if seconds := result.get("seconds_by_part"):
@@ -223,7 +197,7 @@ def write_run_report(
         blocks.append(BarBlock("Time of the command by part", parts))
     if columns := result["columns"]:
         cells = [[str(one[name]) for name in _HEADS] for one in columns]
-        blocks.append(TableBlock("What became of the columns", [*_HEADS.values()], cells))
+        blocks.append(TableBlock("Encoding of the columns", [*_HEADS.values()], cells))
     for name, path in result["artifacts"].items():
         if path.endswith(".png"):
             caption = _CAPTIONS.get(name, name.removesuffix("_plot").replace("_", " ").capitalize())
@@ -240,7 +214,7 @@ def first_blocks(first: Sequence[Sequence[str]], data: str) -> list[Block]:
     return [TableBlock(f"What {data} is", first[0], first[1:])] if first else []
 
 
-def _body(blocks: Sequence[Block], *, small: bool) -> str:
+def _body(blocks: Sequence[Block]) -> str:
     parts = []
     tables = figures = 0
     for block in blocks:
@@ -250,7 +224,7 @@ def _body(blocks: Sequence[Block], *, small: bool) -> str:
                 parts.append(_table(block, tables))
             case FigureBlock():
                 figures += 1
-                parts.append(_figure(block, figures, small=small))
+                parts.append(_figure(block, figures))
             case BarBlock():
                 figures += 1
                 parts.append(_bar(block, figures))
@@ -283,8 +257,6 @@ def _table(block: TableBlock, number: int) -> str:
             text = escape(cell)
             if (i, j) in block.best:
                 text = f"<strong>{text}</strong>"
-            if (i, j) in block.marks:
-                text = f'<span class="{block.marks[i, j]}">{text}</span>'
             if j == 0 and not numeric[0]:
                 short = ' class="short"' if len(cell) <= _SHORT else ""
                 cells.append(f'<th scope="row"{short}>{text}</th>')
@@ -300,7 +272,7 @@ def _table(block: TableBlock, number: int) -> str:
     )
 
 
-def _figure(block: FigureBlock, number: int, *, small: bool) -> str:
+def _figure(block: FigureBlock, number: int) -> str:
     try:
         data = block.png.read_bytes()
     except OSError as error:
@@ -310,11 +282,8 @@ def _figure(block: FigureBlock, number: int, *, small: bool) -> str:
             code="FK-FILE-READ",
         ) from None
     if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
-        raise OptionError(
-            f"the figure {block.png} is no PNG", remedy="draw it again", code="FK-FILE-FORMAT"
-        )
+        raise OptionError(f"the figure {block.png} is no PNG", code="FK-FILE-FORMAT")
     width, height = struct.unpack(">II", data[16:24])  # of the IHDR chunk
-    data = _in_few_colours(data) if small else data
     caption = escape(block.caption)
     return (
         f'<figure>\n<img src="data:image/png;base64,{base64.b64encode(data).decode()}" '
@@ -324,7 +293,7 @@ def _figure(block: FigureBlock, number: int, *, small: bool) -> str:
 
 
 def _bar(block: BarBlock, number: int) -> str:
-    """Return a bar; the list below it says the same in words, for who cannot tell its colours."""
+    """Return a bar with a list of its parts."""
     whole = sum(seconds for _, _, seconds in block.parts)
     shares = [seconds / (whole or 1.0) for _, _, seconds in block.parts]
     bars = "".join(
@@ -343,17 +312,6 @@ def _bar(block: BarBlock, number: int) -> str:
         f"<figcaption><b>Figure {number}.</b> {escape(block.caption)}: {whole:.1f} s</figcaption>"
         "\n</figure>"
     )
-
-
-def _in_few_colours(png: bytes) -> bytes:
-    """Return a plot with at most 64 colours, if that makes it smaller and Pillow is there."""
-    try:
-        from PIL import Image  # comes with matplotlib, which drew it
-    except ImportError:
-        return png
-    out = BytesIO()
-    Image.open(BytesIO(png)).convert("RGB").quantize(64).save(out, "PNG", optimize=True)
-    return min(png, out.getvalue(), key=len)
 
 
 def _text(block: TextBlock) -> str:
@@ -385,7 +343,7 @@ _NO_NUMBER = frozenset({"", "-", "–", "—", "n/a", "nan", "inf", "-inf", "∞
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
-    """Whether a column holds numbers (``31.0 ± 0.7``, ``12 MB``), gaps allowed."""
+    """Whether a column holds numbers (``31.0 ± 0.7``, ``12 MB``) and gaps."""
     filled = [text for cell in cells if (text := cell.strip()).lower() not in _NO_NUMBER]
     return bool(filled) and all(_NUMBER.fullmatch(text) for text in filled)
 
@@ -394,13 +352,13 @@ _STYLE = """\
 :root {
   color-scheme: light;
   --ink: #1c1f23; --soft: #5b636e; --paper: #ffffff; --line: #d9dde3; --band: #f5f7f9;
-  --accent: #0072b2; --good: #00704f; --fair: #8a5a00; --bad: #b3261e;
+  --accent: #0072b2; --bad: #b3261e;
 }
 @media screen and (prefers-color-scheme: dark) {
   :root {
     color-scheme: dark;
     --ink: #e4e7eb; --soft: #a0a8b3; --paper: #16191d; --line: #363c45; --band: #1e2228;
-    --accent: #56b4e9; --good: #4cc38a; --fair: #e0a63a; --bad: #ff8a80;
+    --accent: #56b4e9; --bad: #ff8a80;
   }
 }
 * { box-sizing: border-box; }
@@ -437,10 +395,7 @@ th, td { overflow-wrap: break-word; }
 .wide th, .wide td { padding: 0.35rem 0.45rem; }
 .wide th.short { white-space: normal; }
 strong { font-weight: 700; }
-.good, .fair, .bad { font-weight: 600; }
-.good { color: var(--good); }
-.fair { color: var(--fair); }
-.bad { color: var(--bad); }
+.bad { color: var(--bad); font-weight: 600; }
 figure { margin: 2rem 0; }
 figure img {
   display: block; width: auto; max-width: min(100%, 44rem); height: auto; padding: 0.5rem;

@@ -1,4 +1,4 @@
-"""The folder that a run leaves: settings, results, model, plots, checkpoint."""
+"""Folder of a run: settings, results, model, plots and checkpoint."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fedkern_flwr import __version__
-from fedkern_flwr.checkpoint import make_private_folder, write_atomically
+from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.fitted import PREDICTOR, FittedModel
 from fedkern_flwr.model_file import save_model
 
 from ...strategies import Method
-from .folders import used
+from .folders import make_folder, used
 
 ARTIFACTS = {"model": "model.npz", "scaling": "scaling.json"}
 
@@ -28,48 +28,32 @@ class RunFolder:
     Attributes
     ----------
     path : Path
-        ``config.json`` (what was asked for), ``draws.json`` (results of finished feature draws),
-        ``checkpoint-<draw>.npz``, ``private_state/`` (what the simulated nodes keep to themselves),
-        ``result.json``, ``model.npz``, ``scaling.json``, ``predictor.npz`` (the whole model, with
-        what the simulated parties know), ``plots/``, ``report.html``.
+        ``config.json``, ``draws.json`` (finished runs), ``checkpoint-<run>.npz``,
+        ``private_state/`` (simulated nodes), ``result.json``, ``model.npz``, ``scaling.json``,
+        ``predictor.npz`` (whole model, with secrets of the parties), ``plots/``, ``report.html``.
     """
 
     path: Path
 
     @classmethod
     def create(cls, path: Path, config: dict[str, Any], *, force: bool = False) -> RunFolder:
-        """Make the folder of a new run; with ``force`` in place of an earlier one.
-
-        Raises
-        ------
-        OptionError
-            The folder holds a run or something else, or cannot be written.
-        """
+        """Make the folder of a new run; ``force`` replaces an earlier one."""
         folder = cls(path)
         if path.exists() and not folder.may_be_used:
             raise OptionError(
-                f"{path} is not empty and not the folder of a run",
-                remedy="choose another --out",
-                code="FK-FOLDER-USED",
+                f"{path} is not empty and not the folder of a run", code="FK-FOLDER-USED"
             )
         if folder.unfinished and not force:
             raise OptionError(
                 f"{path} holds an unfinished run",
-                remedy=f"go on with --resume {path}, or choose another --out",
+                remedy=f"continue with --resume {path}, or choose another --out",
                 code="FK-FOLDER-UNFINISHED",
             )
         if (path / "result.json").exists() and not force:
             raise used(path)
-        try:
-            make_private_folder(path)
-            folder.forget_progress()
-            folder._write("config.json", {**config, "fedkern_flwr": __version__})
-        except OSError as error:
-            raise OptionError(
-                f"{path} cannot be written ({error.strerror})",
-                remedy="choose another --out",
-                code="FK-FILE-WRITE",
-            ) from None
+        make_folder(path, "--out")
+        folder.forget_progress()
+        folder._write("config.json", {**config, "fedkern_flwr": __version__})
         of_earlier_run = ("result.json", "report.html", PREDICTOR, *ARTIFACTS.values())
         for name in of_earlier_run:  # with other options
             (path / name).unlink(missing_ok=True)
@@ -78,25 +62,15 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunFolder, dict[str, Any]]:
-        """Open the folder of a run that broke off; return it with the run's settings.
-
-        Raises
-        ------
-        CheckpointError
-            There is no such run.
-        """
+        """Open the folder of a run; return it and its settings."""
         folder = cls(path)
         if not (path / "config.json").is_file():
-            raise CheckpointError(
-                f"{path} is not the folder of a run",
-                remedy="name the folder given as --out",
-                code="FK-RUN-NONE",
-            )
+            raise CheckpointError(f"{path} is not the folder of a run", code="FK-RUN-NONE")
         return folder, folder._read("config.json")
 
     @property
     def may_be_used(self) -> bool:
-        """Whether the folder is empty or that of an earlier run."""
+        """Whether the folder is empty or of an earlier run."""
         if not self.path.is_dir():
             return False
         if not any(self.path.iterdir()):
@@ -108,7 +82,7 @@ class RunFolder:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a run was started here and has no result."""
+        """Whether a run without a result is here."""
         progress = any(self.path.glob("checkpoint-*.npz")) or (self.path / "draws.json").exists()
         return progress and not (self.path / "result.json").exists()
 
@@ -123,11 +97,11 @@ class RunFolder:
         return self.path / "plots"
 
     def draws(self) -> list[dict[str, Any]]:
-        """Return the results of the draws that are finished."""
+        """Return the results of finished runs."""
         return list(self._read("draws.json")) if (self.path / "draws.json").is_file() else []
 
     def save_draws(self, draws: list[dict[str, Any]]) -> None:
-        """Save the results of the draws that are finished."""
+        """Save the results of finished runs."""
         self._write("draws.json", draws)
 
     def result(self) -> dict[str, Any] | None:
@@ -140,17 +114,14 @@ class RunFolder:
         self._write("result.json", result)
 
     def save_model(self, strategy: Method, scaling: str, whole: FittedModel | None = None) -> None:
-        """Save the model of a strategy and the scaling of its data, which tells of the rows.
-
-        And, if there is one, the whole model, which tells what the simulated parties know.
-        """
+        """Save model and scaling, and the whole model if there is one."""
         save_model(self.path / ARTIFACTS["model"], strategy.method, *strategy.model())
         write_atomically(self.path / ARTIFACTS["scaling"], scaling.encode(), private=True)
         if whole is not None:
             whole.save(self.path / PREDICTOR)
 
     def discard(self) -> None:
-        """Remove what :meth:`create` made, and the folder if nothing else is in it."""
+        """Remove what :meth:`create` made."""
         shutil.rmtree(self.state_dir, ignore_errors=True)
         (self.path / "config.json").unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # somebody has something there
@@ -159,7 +130,7 @@ class RunFolder:
                 self.path.parent.rmdir()
 
     def tidy(self) -> None:
-        """Keep only the last private state of each simulated node."""
+        """Keep only the last state of each simulated node."""
         for session in self.state_dir.glob("*"):
             newest: dict[str, tuple[int, Path]] = {}
             for file in session.glob("*.state"):
@@ -171,7 +142,7 @@ class RunFolder:
                     stale[1].unlink()
 
     def forget_progress(self) -> None:
-        """Remove what only an unfinished run needs."""
+        """Remove files of an unfinished run."""
         for file in (*self.path.glob("checkpoint-*.npz"), self.path / "draws.json"):
             file.unlink(missing_ok=True)
         for file in self.state_dir.glob("*/partition-*"):
@@ -186,7 +157,5 @@ class RunFolder:
             return json.loads((self.path / name).read_text())
         except (OSError, ValueError):
             raise CheckpointError(
-                f"{self.path / name} is damaged",
-                remedy="start the run anew",
-                code="FK-CHECKPOINT-DAMAGED",
+                f"{self.path / name} is damaged", code="FK-CHECKPOINT-DAMAGED"
             ) from None

@@ -1,4 +1,4 @@
-"""Scatter plots that a node draws of its own rows."""
+"""Scatter plots of the rows of a node."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MOST_CLASSES = 7
 def plot_scatter(
     path: Path, points: NDArray[np.float64], labels: NDArray[np.float64] | None = None
 ) -> Path:
-    """Draw points, in colours by class where the labels have at most seven values.
+    """Draw points, coloured by class for at most seven classes.
 
     Parameters
     ----------
     path : Path
-        Where to write; the suffix does not matter.
+        Target; the suffix does not matter.
     points : ndarray, shape (n, 2)
-        The first two components of each row.
+        First two components of each row.
     labels : ndarray, shape (n,), optional
         Labels of the rows.
 
@@ -30,11 +30,6 @@ def plot_scatter(
     -------
     Path
         The PNG.
-
-    Raises
-    ------
-    OptionError
-        If matplotlib is not installed.
     """
     figure = drawing.new_figure(4.2)
     axes = figure.add_subplot()

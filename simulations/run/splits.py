@@ -1,7 +1,6 @@
-"""Who gets which rows: the ways to deal one table out to simulated clients.
+"""Splits of the rows of a table among simulated clients.
 
-Each function returns one index array per client. The arrays are disjoint and depend on nothing
-but the arguments: the same seed deals the same rows.
+Each function returns one disjoint index array per client; equal seeds give equal splits.
 """
 
 from __future__ import annotations
@@ -31,36 +30,29 @@ def split_rows(
     own_share: float = 1.0,
     alpha: float = 0.5,
 ) -> list[NDArray[np.intp]]:
-    """Deal the rows of a table in the way ``kind`` names.
+    """Split the rows of a table.
 
     Parameters
     ----------
     table : Table
-        The data.
+        Data.
     kind : {"iid", "site", "dirichlet"}
         :func:`split_iid`, :func:`split_by_site` or :func:`split_dirichlet`.
     clients : int
         Number of clients.
     seed : int
-        Seed of the random generator.
+        Seed.
     rows_per_client : int or None (default: None)
-        Rows for each client; None deals all rows.
+        Rows for each client; None uses all rows.
     own_share : float (default: 1.0)
-        For ``"site"``: share of a client's rows from its own site.
+        Site split: share of the rows of a client from its own site.
     alpha : float (default: 0.5)
-        For ``"dirichlet"``: concentration; small values give few classes per client.
+        Dirichlet split: concentration; small values give few classes per client.
 
     Returns
     -------
     list[NDArray[np.intp]]
-        One array of row positions per client.
-
-    Raises
-    ------
-    TableError
-        If there are too few rows, or no sites or labels to split by.
-    OptionError
-        If an option has a value that cannot work.
+        Row positions of each client.
     """
     check_choice("split", kind, get_args(Split))
     if kind == "iid":
@@ -74,28 +66,17 @@ def split_rows(
             )
         return split_by_site(table.site, clients, seed, rows_per_client, own_share)
     if table.y is None:
-        raise TableError(
-            "the data has no labels to split by",
-            remedy="name them with --label",
-            code="FK-LABELS-MISSING",
-        )
+        raise TableError("the data has no labels to split by", code="FK-LABELS-MISSING")
     return split_dirichlet(table.y, clients, seed, rows_per_client, alpha)
 
 
 def split_iid(
     rows: int, clients: int, seed: int, rows_per_client: int | None = None
 ) -> list[NDArray[np.intp]]:
-    """Deal a random permutation of ``rows`` rows in equal parts, in random order.
-
-    Raises
-    ------
-    TableError
-        If there are too few rows.
-    OptionError
-        If ``clients`` or ``rows_per_client`` is below 1.
-    """
+    """Split a random permutation of the rows in equal parts."""
     _check_counts(rows, clients, rows_per_client)
-    return _deal(np.random.default_rng(seed).permutation(rows), clients, rows_per_client)
+    order = np.random.default_rng(seed).permutation(rows)
+    return np.array_split(order[: clients * (rows_per_client or rows)], clients)
 
 
 def split_by_site(
@@ -105,28 +86,18 @@ def split_by_site(
     rows_per_client: int | None = None,
     own_share: float = 1.0,
 ) -> list[NDArray[np.intp]]:
-    """Deal rows by where they were measured.
+    """Split rows by site.
 
-    Client k belongs to site k mod S of the S sorted sites. With ``own_share=1`` it gets rows of
-    that site only, drawn at random and returned in file order, which is time order for most
-    sensor data. With ``own_share < 1`` it gets that share of its rows from its own site and the
-    rest in equal parts from the others, in random order: 0.7 with 500 rows and four sites is
-    350 + 3 x 50 rows, the Air experiment of POF-MKL.
+    Client k belongs to site k mod S of the S sorted sites. With ``own_share=1`` it gets random rows
+    of that site, in file order. With a smaller share the other rows come in equal parts from other
+    sites, in random order: 0.7 of 500 rows at four sites is 350 + 3 x 50 rows (Air in POF-MKL).
 
     Parameters
     ----------
     site : array of int or str, shape (n,)
-        The site of each row.
+        Site of each row.
     clients, seed, rows_per_client, own_share
-        As in :func:`split_rows`; ``own_share < 1`` needs ``rows_per_client``.
-
-    Raises
-    ------
-    TableError
-        If the data or one of the sites has too few rows.
-    OptionError
-        If a count is below 1, ``own_share`` is outside [0, 1], or it is below 1 without
-        ``rows_per_client``.
+        See :func:`split_rows`; ``own_share < 1`` needs ``rows_per_client``.
     """
     site = np.asarray(site)
     _check_counts(site.size, clients, rows_per_client)
@@ -137,8 +108,15 @@ def split_by_site(
     rng = np.random.default_rng(seed)
     values, codes = np.unique(site, return_inverse=True)
     pools = [rng.permutation(np.flatnonzero(codes == s)) for s in range(values.size)]
+    own = np.arange(clients) % len(pools)
+    counts = np.zeros((clients, len(pools)), np.intp)
     if own_share == 1:
-        return _split_own_site(pools, clients, rows_per_client)
+        for s, members in enumerate(np.flatnonzero(own == s) for s in range(len(pools))):
+            rows = pools[s].size if rows_per_client is None else len(members) * rows_per_client
+            for part, member in enumerate(members):
+                counts[member, s] = (rows + len(members) - 1 - part) // len(members)
+            _check_site(s, pools, len(members) * (rows_per_client or 1))
+        return [np.sort(part) for part in _cut(pools, counts)]
     if rows_per_client is None:
         raise OptionError(
             "own_share below 1 needs the number of rows per client",
@@ -146,12 +124,14 @@ def split_by_site(
             code="FK-OPTION-PARTNER",
         )
     if len(pools) == 1:
-        raise TableError(
-            "the data has one site only",
-            remedy="use own_share 1 or another --site",
-            code="FK-SPLIT-ONE",
-        )
-    return _split_mixed_sites(pools, clients, rows_per_client, own_share, rng)
+        raise TableError("the data has one site only", code="FK-SPLIT-ONE")
+    for client, mine in enumerate(own):
+        shares = np.full(len(pools), (1 - own_share) / (len(pools) - 1))
+        shares[mine] = own_share
+        counts[client] = _largest_remainder(shares * rows_per_client, rows_per_client)
+    for s, needed in enumerate(counts.sum(axis=0).tolist()):
+        _check_site(s, pools, needed)
+    return [rng.permutation(part) for part in _cut(pools, counts)]
 
 
 def split_dirichlet(
@@ -161,27 +141,19 @@ def split_dirichlet(
     rows_per_client: int | None = None,
     alpha: float = 0.5,
 ) -> list[NDArray[np.intp]]:
-    """Deal rows with skewed labels, in random order.
+    """Split rows with skewed labels, in random order.
 
-    The classes are the distinct labels when there are at most 20 of them, else ten quantile
-    bins. With ``rows_per_client`` each client in turn draws class proportions from a symmetric
-    Dirichlet distribution, and a class that has run out is replaced by rows that are left.
-    Without, each class is divided among the clients in Dirichlet proportions, and a client that
-    would be empty gets one row of the largest client.
+    Classes are the labels if there are at most 20, else ten quantile bins. With
+    ``rows_per_client`` each client chooses class proportions from a Dirichlet distribution;
+    exhausted classes are replaced by others. Without, each class is divided in Dirichlet
+    proportions, and an empty client gets a row of the largest.
 
     Parameters
     ----------
     y : array of float, shape (n,)
-        The labels.
+        Labels.
     clients, seed, rows_per_client, alpha
-        As in :func:`split_rows`.
-
-    Raises
-    ------
-    TableError
-        If there are too few rows.
-    OptionError
-        If a count is below 1 or ``alpha`` is not positive.
+        See :func:`split_rows`.
     """
     y = np.asarray(y)
     _check_counts(y.size, clients, rows_per_client)
@@ -193,9 +165,14 @@ def split_dirichlet(
     codes = _classes(y)
     pools = [rng.permutation(np.flatnonzero(codes == c)) for c in range(codes.max() + 1)]
     if rows_per_client is None:
-        parts = _divide_classes(pools, clients, alpha, rng)
+        counts = _divide_classes(pools, clients, alpha, rng)
     else:
-        parts = _draw_classes(pools, clients, rows_per_client, alpha, rng)
+        counts = _draw_classes(pools, clients, rows_per_client, alpha, rng)
+    parts = _cut(pools, counts)
+    for k in range(clients):  # nobody is without rows
+        if parts[k].size == 0:
+            largest = max(range(clients), key=lambda j: parts[j].size)
+            parts[k], parts[largest] = parts[largest][-1:], parts[largest][:-1]
     return [rng.permutation(part) for part in parts]
 
 
@@ -208,76 +185,31 @@ def _check_counts(rows: int, clients: int, rows_per_client: int | None) -> None:
         each = "" if rows_per_client is None else f" x {rows_per_client} rows"
         raise TableError(
             f"the data has {rows} rows but {clients} clients{each} need {needed}",
-            remedy=_remedy(rows_per_client),
             code="FK-ROWS-FEW",
         )
 
 
-def _remedy(rows_per_client: int | None) -> str:
-    return "use fewer --clients" + ("" if rows_per_client is None else " or --rounds")
-
-
-def _deal(
-    rows: NDArray[np.intp], clients: int, rows_per_client: int | None
-) -> list[NDArray[np.intp]]:
-    if rows_per_client is not None:
-        rows = rows[: clients * rows_per_client]
-    return np.array_split(rows, clients)
-
-
-def _split_own_site(
-    pools: list[NDArray[np.intp]], clients: int, rows_per_client: int | None
-) -> list[NDArray[np.intp]]:
-    parts: list[NDArray[np.intp]] = [np.empty(0, dtype=np.intp)] * clients
-    for s, pool in enumerate(pools):
-        members = range(s, clients, len(pools))
-        _check_site(s, pools, len(members) * (rows_per_client or 1), rows_per_client)
-        if members:
-            for k, part in zip(members, _deal(pool, len(members), rows_per_client), strict=True):
-                parts[k] = np.sort(part)
-    return parts
-
-
-def _split_mixed_sites(
-    pools: list[NDArray[np.intp]],
-    clients: int,
-    rows_per_client: int,
-    own_share: float,
-    rng: np.random.Generator,
-) -> list[NDArray[np.intp]]:
-    sites = len(pools)
-    counts = np.empty((clients, sites), dtype=np.intp)
-    for k in range(clients):
-        shares = np.full(sites, (1 - own_share) / (sites - 1))
-        shares[k % sites] = own_share
-        counts[k] = _largest_remainder(shares * rows_per_client, rows_per_client)
-    for s, needed in enumerate(counts.sum(axis=0)):
-        _check_site(s, pools, int(needed), rows_per_client)
-    stops = counts.cumsum(axis=0)  # (clients, sites)
+def _cut(pools: list[NDArray[np.intp]], counts: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Return ``counts[client, pool]`` rows of each pool for each client, in order."""
     return [
-        rng.permutation(
-            np.concatenate(
-                [pools[s][stops[k, s] - counts[k, s] : stops[k, s]] for s in range(sites)]
-            )
+        np.concatenate(
+            [pool[end - n : end] for pool, end, n in zip(pools, ends, each, strict=True)]
         )
-        for k in range(clients)
+        for ends, each in zip(counts.cumsum(axis=0), counts, strict=True)
     ]
 
 
-def _check_site(
-    s: int, pools: list[NDArray[np.intp]], needed: int, rows_per_client: int | None
-) -> None:
+def _check_site(s: int, pools: list[NDArray[np.intp]], needed: int) -> None:
     if pools[s].size < needed:
         raise TableError(
             f"site {s + 1} of {len(pools)} (sorted) has {pools[s].size} rows but its clients "
             f"need {needed}",
-            remedy=_remedy(rows_per_client),
             code="FK-ROWS-FEW",
         )
 
 
 def _largest_remainder(quotas: NDArray[np.float64], total: int) -> NDArray[np.intp]:
-    """Round quotas to integers that sum to ``total``; ties go to the first."""
+    """Round quotas to integers with sum ``total``; first ones win ties."""
     counts = np.floor(quotas + 1e-9).astype(np.intp)
     order = np.argsort(-np.round(quotas - counts, 9), kind="stable")
     counts[order[: total - counts.sum()]] += 1
@@ -285,7 +217,7 @@ def _largest_remainder(quotas: NDArray[np.float64], total: int) -> NDArray[np.in
 
 
 def _classes(y: NDArray[Any]) -> NDArray[np.intp]:
-    """Return the class 0..k-1 of each row: its label, or its quantile bin."""
+    """Return the class of each row: label or quantile bin."""
     distinct, codes = np.unique(y, return_inverse=True)
     if distinct.size > _MAX_CLASSES:
         edges = np.quantile(y, np.arange(1, _QUANTILE_BINS) / _QUANTILE_BINS)
@@ -295,19 +227,14 @@ def _classes(y: NDArray[Any]) -> NDArray[np.intp]:
 
 def _divide_classes(
     pools: list[NDArray[np.intp]], clients: int, alpha: float, rng: np.random.Generator
-) -> list[NDArray[np.intp]]:
-    shares: list[list[NDArray[np.intp]]] = [[] for _ in range(clients)]
-    for pool in pools:
-        proportions = rng.dirichlet(np.full(clients, alpha))
-        stops = np.round(np.cumsum(proportions)[:-1] * pool.size).astype(np.intp)
-        for share, piece in zip(shares, np.split(pool, stops), strict=True):
-            share.append(piece)
-    parts = [np.concatenate(share) for share in shares]
-    for k in range(clients):
-        if parts[k].size == 0:
-            largest = max(range(clients), key=lambda j: parts[j].size)
-            parts[k], parts[largest] = parts[largest][-1:], parts[largest][:-1]
-    return parts
+) -> NDArray[np.intp]:
+    """Return counts of rows by client and class, from shares of all rows."""
+    counts = np.empty((clients, len(pools)), np.intp)
+    for place, pool in enumerate(pools):
+        shares = rng.dirichlet(np.full(clients, alpha))
+        stops = np.round(np.cumsum(shares)[:-1] * pool.size).astype(np.intp)
+        counts[:, place] = np.diff(stops, prepend=0, append=pool.size)
+    return counts
 
 
 def _draw_classes(
@@ -316,20 +243,14 @@ def _draw_classes(
     rows_per_client: int,
     alpha: float,
     rng: np.random.Generator,
-) -> list[NDArray[np.intp]]:
-    sizes = np.array([pool.size for pool in pools])
-    used = np.zeros_like(sizes)
-    parts = []
-    for _ in range(clients):
-        wanted = rng.multinomial(rows_per_client, rng.dirichlet(np.full(sizes.size, alpha)))
-        counts = np.minimum(wanted, sizes - used)
-        shortage = rows_per_client - int(counts.sum())
+) -> NDArray[np.intp]:
+    """Return counts of rows by client and class, with equal totals."""
+    counts, left = np.empty((clients, len(pools)), np.intp), np.array([p.size for p in pools])
+    for k in range(clients):
+        wanted = rng.multinomial(rows_per_client, rng.dirichlet(np.full(left.size, alpha)))
+        counts[k] = np.minimum(wanted, left)
+        shortage = rows_per_client - int(counts[k].sum())
         if shortage:
-            counts += rng.multivariate_hypergeometric(sizes - used - counts, shortage)
-        parts.append(
-            np.concatenate(
-                [pool[u : u + c] for pool, u, c in zip(pools, used, counts, strict=True)]
-            )
-        )
-        used += counts
-    return parts
+            counts[k] += rng.multivariate_hypergeometric(left - counts[k], shortage)
+        left -= counts[k]
+    return counts

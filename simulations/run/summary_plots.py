@@ -1,4 +1,4 @@
-"""Plots of a summary: a small histogram a column, correlations, missing cells."""
+"""Plots of a summary: histograms, correlations and missing cells."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ _TITLE = 16  # letters in a line above a small histogram
 
 
 def plot_summary(folder: Path, details: Mapping[str, Any]) -> dict[str, Path]:
-    """Draw what the details of a summary have; return artifact -> file.
-
-    Raises
-    ------
-    OptionError
-        If matplotlib is not installed.
-    """
+    """Draw the details of a summary; return artifact -> file."""
     found, columns = {}, [one for one in details.get("columns", ()) if one["histogram"]]
     if columns:
         found["histograms_plot"] = _histograms(folder, columns[:_MOST])

@@ -1,4 +1,4 @@
-"""The toy set of FedCG's experiments: three hospitals, each with patients of its own kind."""
+"""Toy set of the FedCG paper: three hospitals with different patients."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ _ROWS = 2000  # per hospital, for training and for testing
 
 
 def three_hospitals(seed: int) -> Table:
-    """Draw the toy set: 6000 training and 6000 test rows of three hospitals and two classes.
+    """Generate 6000 training and 6000 test rows of three hospitals and two classes.
 
-    Hospital h draws 2000 rows from a normal distribution with unit covariance around its own
-    place in the plane: (2, 5), (0, 2) and (2, -1). The label is 0 at hospital 1 and 1 at the two
-    others, so no hospital sees both classes and none can learn alone. The best rule there is has
-    accuracy 0.953, recall 0.965 and precision 0.964. The two features are scaled to [0, 1] by
-    the range of the training rows, to which the test rows are clipped; the third is the bias,
-    always 1.
+    Hospital h has 2000 rows with unit covariance around (2, 5), (0, 2) or (2, -1). The label is 0
+    at hospital 1 and 1 at the others, so no local model can learn. The best rule has accuracy
+    0.953, recall 0.965 and precision 0.964. Two features are scaled to [0, 1]; the third is a
+    constant bias.
 
     Parameters
     ----------

@@ -1,7 +1,6 @@
-"""Runs kept for MLflow's or TensorBoard's viewer: options, metrics per round and at the end, plots.
+"""Runs for the viewers of MLflow or TensorBoard, in local files.
 
-All of it stays in files on this machine, whatever server the environment names. Models and what
-simulated nodes keep are not among them.
+Models and private state are not tracked.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ Tracker = Literal["mlflow", "tensorboard"]
 
 @dataclass(frozen=True)
 class TrackOptions:
-    """Where a run is kept for a viewer.
+    """Tracking of a run.
 
     Attributes
     ----------
     track : {"mlflow", "tensorboard"} or None
-        Keep options, metrics and plots for a viewer: MLflow's in mlruns, TensorBoard's in the run's
-        folder.
+        Keep options, metrics and plots for a viewer.
     """
 
     track: Tracker | None = None
@@ -39,19 +37,19 @@ _BATCH, _LONGEST = 500, 500  # metrics written at once; characters of an option
 
 
 class Track:
-    """What is kept of one run: nothing, unless a viewer is named.
+    """Tracking of one run; this class keeps nothing.
 
     Parameters
     ----------
     runs : int
-        Draws of the run; metrics of each are told apart by name where there are several.
+        Number of runs; metrics of several have a prefix.
     """
 
     def __init__(self, runs: int = 1) -> None:
         self._runs, self._draw, self._round = runs, 0, 0
 
     def update(self, label: str, done: float, total: int) -> None:
-        """Notice that a draw begins."""
+        """Notice the start of a run."""
         if not done and self._round:
             self._draw, self._round = self._draw + 1, 0
 
@@ -66,7 +64,7 @@ class Track:
         """Keep one number."""
 
     def finish(self, result: Mapping[str, Any], folder: Path) -> None:
-        """Keep what a run found: figures, ``result.json`` and plots."""
+        """Keep metrics, ``result.json`` and plots."""
 
     def close(self, *, failed: bool) -> None:
         """Write what is left."""
@@ -145,12 +143,7 @@ _TRACKERS = {
 
 
 def check_tracker(kind: Tracker | None) -> None:
-    """Refuse a tracker whose package is not there, before anything is made.
-
-    Raises
-    ------
-    OptionError
-    """
+    """Refuse a tracker without its package."""
     if kind is None:
         return
     try:
@@ -165,7 +158,7 @@ def check_tracker(kind: Tracker | None) -> None:
 
 @contextmanager
 def tracking(kind: Tracker | None, config: Mapping[str, Any], folder: Path) -> Iterator[Track]:
-    """Keep a run; of one that breaks off what it has found so far."""
+    """Track a run; a failed one keeps its metrics so far."""
     track = _TRACKERS[kind][2](config, folder) if kind else Track()
     try:
         yield track
@@ -176,14 +169,14 @@ def tracking(kind: Tracker | None, config: Mapping[str, Any], folder: Path) -> I
 
 
 def _options(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return method, data and options of a run as text."""
+    """Return method, data and options as text."""
     more = {k: v for k, v in config.items() if k not in ("data", "options")}
     found = {**more, **config["data"], **config["options"]}
     return {name: str(value)[:_LONGEST] for name, value in found.items() if value is not None}
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers that a viewer can draw."""
+    """Return finite numbers."""
     numbers = {n: float(v) for n, v in values.items() if isinstance(v, (int, float))}
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 

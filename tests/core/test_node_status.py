@@ -73,7 +73,7 @@ def test_status_says_whether_a_node_is_connected(tmp_path, capsys):
     (tmp_path / FILE).write_text(json.dumps(old))
     code, text = show(capsys, tmp_path, "--json")
     assert (code, json.loads(text)["connected"]) == (1, False)
-    assert json.loads(text)["state"].startswith("silent for ")
+    assert json.loads(text)["state"].startswith("no status for ")
     assert show(capsys, tmp_path, "--max-age", "1e12")[0] == 0
     age = time.time() - datetime(2026, 1, 1, tzinfo=UTC).timestamp()
     assert NodeStatus(**old).age == pytest.approx(age, abs=60.0)
@@ -175,7 +175,7 @@ def test_status_counts_what_the_ledger_holds(used, tmp_path, capsys):
     assert ledger_totals(used) == LedgerTotals(2, 2, 2, refusals)
     code, text = show(capsys, used)
     assert code == 3
-    assert re.search(r"figures told +2 times about the same rows", text)
+    assert re.search(r"figures sent +2 times about the same rows", text)
     assert "max_evaluations 1, min_parties 1, order 2" in text
     (used / "ledger.sqlite").write_bytes(b"damaged" * 1000)
     assert ledger_totals(used) is None

@@ -109,10 +109,10 @@ def test_finished_draws_are_not_computed_again(put: Put, compared: Compared) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "sweep", None)  # nothing may be computed
         again, said = compared("demo", "--out", "b")
-    assert "4 of 4 draws are finished already" in said
+    assert "4 of 4 runs are finished already" in said
     assert again == first
     assert Path("b/report.html").read_text() == Path("a/report.html").read_text()
-    assert "4 of 6 draws are finished already" in compared("demo", "--runs", "3")[1]
+    assert "4 of 6 runs are finished already" in compared("demo", "--runs", "3")[1]
     for anew in (("--fresh",), ("--cells", "elsewhere")):
         assert "finished already" not in compared("demo", "--runs", "1", *anew)[1]
 
@@ -131,10 +131,10 @@ def test_a_comparison_that_broke_off_goes_on(put, compared, commands, monkeypatc
     assert code == 1
     complaint = said.strip().splitlines()[-1]
     assert complaint.startswith("fedkern: NYC weather: OFSKL, draw 2 of 2: it broke")
-    assert complaint.endswith("finished draws are kept [FK-STATE-GONE]")
+    assert complaint.endswith("finished runs are kept [FK-STATE-GONE]")
     monkeypatch.setattr(OFSKL, "start", real)
     found, said = compared("demo")
-    assert "3 of 4 draws are finished already" in said
+    assert "3 of 4 runs are finished already" in said
     whole, _ = compared("demo", "--fresh")
     assert [m["metrics"] for m in methods(found).values()] == [
         m["metrics"] for m in methods(whole).values()
@@ -146,7 +146,7 @@ def test_several_presets_make_one_report(put: Put, compared: Compared) -> None:
     put(demo=small(figures=("mse",)), pof_mkl_table1=small(figures=("mse",), paper=paper))
     found, said = compared("demo", "pof-mkl-table1", "--out", "both")
     assert [one["preset"] for one in found["presets"]] == ["demo", "pof-mkl-table1"]
-    assert "4 of 4 draws are finished already" in said  # those of the other preset
+    assert "4 of 4 runs are finished already" in said  # those of the other preset
     assert "2 of 2 figures of the paper are missed by more than the spread, 0 for the" in said
     figures = found["presets"][1]["datasets"]["NYC weather"]["paper_figures"]
     told = [(f["label"], f["paper"], f["better"]) for f in figures]
@@ -188,7 +188,7 @@ def test_no_place_of_a_file_is_told(in_tmp: Path, put: Put, compared: Compared) 
     for path in [Path("c/compare.json"), Path("c/report.html"), *Path("runs/cells").iterdir()]:
         assert str(in_tmp) not in path.read_text()
     put(1, demo=small(data={"Own": replace(own, data=str(file.rename(in_tmp / "elsewhere.npz")))}))
-    assert "2 of 2 draws are finished already" in compared("demo")[1]  # its content counts
+    assert "2 of 2 runs are finished already" in compared("demo")[1]  # its content counts
 
 
 def test_the_others_are_reported_where_a_preset_fails(put: Put, commands: Any) -> None:
