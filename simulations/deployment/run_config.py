@@ -1,4 +1,4 @@
-"""What a run tells its app: the options of a command as keys of ``[tool.flwr.app.config]``."""
+"""Translate options of a command into keys of ``[tool.flwr.app.config]``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_config(
     more: Mapping[str, Any],
     model: Path,
 ) -> dict[str, Any]:
-    """Return the configuration of a run on nodes that have tables of their own.
+    """Return the configuration of a run on nodes with their own tables.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def run_config(
     chosen : mapping
         Options of the strategy.
     known : mapping
-        The options that it has.
+        All its options.
     more : mapping
         Further keys; those that the app does not have are left out.
     model : Path
@@ -53,7 +53,7 @@ def run_config(
     Raises
     ------
     OptionError
-        An option that the app does not have is not at its default.
+        An option is not at its default, and the app does not have it.
     """
     keys, found = declared(app), dict[str, Any](data="")
     if "options" in keys:  # the app takes any
