@@ -119,22 +119,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Audited:
-    """Result of an audit of epsilon.
+    """Result of an audit: declared and charged ``epsilon``, lengths, and projections.
 
-    Attributes
-    ----------
-    case : Case
-    declared, delta : float
-        Of the run's budget.
-    epsilon : float
-        Charged for the sum: the whole budget, or a part.
-    moved, sensitivity : float
-        Length by which the unit moves its party's contribution, and the charged length.
-    reached : float
-        Epsilon of the best test of these two tables.
-    confidence : float
-    one, other : ndarray, shape (draws,)
-        Projections with either record, in standard deviations of the noise.
+    ``moved`` is the length by which the unit moves its party's contribution, ``sensitivity`` the
+    charged one; ``reached`` is epsilon of the best test of these two tables. ``one`` and ``other``,
+    shape (draws,), are projections with either record, in standard deviations of the noise.
     """
 
     case: Case
@@ -186,22 +175,10 @@ def audit_epsilon(
     confidence: float = 0.95,
     noise: float = 1.0,
 ) -> Audited:
-    """Release the sum of a case with either record, and test which one it has.
+    """Release the sum of a case ``draws`` times with either record, and test which one it has.
 
-    Parameters
-    ----------
-    case : Case
-        The sum.
-    epsilon, delta : float
-        The declared budget.
-    draws : int
-        Releases of each table.
-    seed : int
-        Of the search for the worst records; the noise has none.
-    confidence : float
-        Of the lower bounds.
-    noise : float
-        Share of the variance that the parties add. Less than 1 is a control, which must be noticed.
+    ``epsilon`` and ``delta`` are the declared budget, ``noise`` the share of the variance that the
+    parties add: less than 1 is a control, which must be noticed. The noise has no seed.
 
     Raises
     ------
@@ -341,21 +318,8 @@ def contributions() -> Iterator[Contributions]:
 class ReplayedSum:
     """Repeat a sum of a run with new keys, masks and noise.
 
-    Parameters
-    ----------
-    order : Order
-        Of the run.
-    vectors : mapping
-        Partition -> its contribution.
-    threshold : int, optional
-        Fewest parties over which it may be opened (default: all).
-    colluders : collection of int
-        Parties that send the server their contribution and noise.
-
-    Attributes
-    ----------
-    alive : list of int
-        The fewest parties over which it is opened, colluders included.
+    It is opened over the fewest parties (``threshold``, by default all) with the colluders, which
+    send the server their contribution and noise.
     """
 
     def __init__(

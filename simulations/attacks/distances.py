@@ -221,15 +221,10 @@ def _least_of_quartic(square: Floats, linear: Floats, constant: Floats) -> Float
 
 
 def reconstruction_errors(x: Floats, landmarks: Floats, *, seed: int = 0) -> dict[str, float]:
-    """Compare the completions with the closed forms on the distances among rows (figure 8).
+    """Compute the relative error of each algorithm on the distances among rows (figure 8).
 
     The completions know distances to and among landmarks, ``trilateration`` the landmarks, and
     ``svd`` the distances to them only.
-
-    Returns
-    -------
-    dict of str to float
-        Relative error in the Frobenius norm, by algorithm.
     """
     points, n = np.vstack([x, landmarks]), len(x)
     distances = cdist(points, points, "sqeuclidean")

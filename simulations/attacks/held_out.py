@@ -90,7 +90,7 @@ def compare_bins(rows: int, runs: int = 20) -> tuple[Known, Known]:
 
 
 def choose_model(rows: int, columns: int, seed: int) -> bool:
-    """Evaluate a linear model chosen for one person; tell whether it shows the label.
+    """Return whether a linear model chosen for one person shows the label.
 
     The server knows this person's columns, and mean and covariance of all rows.
     """

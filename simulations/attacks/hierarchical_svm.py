@@ -76,7 +76,7 @@ def _centers(sent: Iterable[paper.Message], agent: int, count: int) -> list[Floa
 
 
 def guessed(columns: Floats, vectors: Floats, rng: np.random.Generator) -> float:
-    """Compute how much oftener than by chance the true column is found among ten orders of it.
+    """Compute how much oftener than by chance the true column is found among ten permutations.
 
     Columns are made uncorrelated before, so that no trial repeats another.
     """

@@ -280,25 +280,11 @@ _SPREAD, _LABELS = 0.5, 0.3  # of rows in the unit ball, of labels in [0, 1]
 
 @dataclass(frozen=True)
 class Release:
-    """What the server knows of one sum.
+    """What the server knows of one sum: Eq. 9 summed over ``samples``.
 
-    Attributes
-    ----------
-    total : ndarray, shape (N, 2D)
-        The sum over all samples; NaN where a number was not released.
-    theta : ndarray, shape (N, 2D)
-        Parameters at which gradients were taken.
-    frequencies : ndarray, shape (N, D, d)
-        rho, as rounded by the clients.
-    bandwidths : ndarray, shape (N,)
-    samples : int
-        n.
-    regularization : float
-        lambda.
-    scale : float or ndarray, shape (N, 1) (default: 1.0)
-        The factor 1 / p of the gradients.
-    middle : float (default: 0.5)
-        A middling label.
+    ``total`` and ``theta``, shape (N, 2D), are NaN where a number was not released, and the
+    parameters. ``frequencies``, shape (N, D, d), are as rounded by the clients. ``scale`` is 1 / p,
+    a number or of shape (N, 1), and ``middle`` a middling label.
     """
 
     total: Floats

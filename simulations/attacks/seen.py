@@ -180,7 +180,7 @@ class Passed:
         The party.
     message : PhaseMessage
     sections : tuple of PhaseMessage
-        Of secure sums: orders, uploads, deliveries.
+        Of secure sums.
     """
 
     up: bool
@@ -375,7 +375,7 @@ class SeenRun:
 
 
 def read_messages(transcript: Transcript, messages: ModuleType) -> Iterator[Passed]:
-    """Yield the messages of a method, whose classes are those of a module, in order."""
+    """Yield the messages of a method, with the classes of a module, in sequence."""
     own = [m for m in vars(messages).values() if getattr(m, "phase", "")]
     requests, replies = (
         {kind.phase: kind for kind in own if kind.__name__.endswith(end)}

@@ -21,13 +21,7 @@ _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Spool:
-    """The file of a feeder, private to this user; other writers are refused.
-
-    An unfinished line of an earlier feeder is cut off.
-
-    Parameters
-    ----------
-    path : Path
+    """The file of a feeder, private to this user, without an unfinished last line.
 
     Raises
     ------

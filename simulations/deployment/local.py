@@ -59,16 +59,14 @@ class LocalDeployment:
     nodes : sequence of mapping
         The configuration of each node.
     say : callable
-        Called with what is being done.
+        Called with the current step.
     warm : bool (default: True)
         Whether nodes stay warm.
 
     Attributes
     ----------
-    address : str
-        Host and port of the SuperLink.
-    environment : dict
-        For Flower's command line to find it.
+    address, environment : str, dict
+        Of the SuperLink, and for Flower's command line.
     keep : bool
         Whether the processes continue after exit.
     """

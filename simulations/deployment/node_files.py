@@ -69,11 +69,9 @@ def write_node(
     folder : Path
         The node's own folder, private to this user.
     partition, partitions : int
-        Number of the node, and number of nodes.
+        Number of the node, and of all nodes.
     own : mapping
-        Arguments of its client: ``x``, ``y``, ``ids`` and their ``_test`` twins, ``columns``,
-        ``classes``, secrets, options; or sparse ``x`` with ``users`` and ``items``. ``id_name`` and
-        ``label_name`` are names of columns.
+        Arguments of its client; ``id_name`` and ``label_name`` are names of columns.
     policy : NodePolicy, optional
         Its policy (default: the defaults).
     """

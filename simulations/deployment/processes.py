@@ -17,24 +17,8 @@ from fedkern_flwr.errors import EngineError
 class Processes:
     """Processes with a log each, each the leader of its own group.
 
-    A group has all processes that its leader starts, so that they end together. A Ctrl-C at the
-    terminal does not reach it: we choose the sequence.
-
-    Parameters
-    ----------
-    environment : mapping
-        Of all of them.
-    pids : Path
-        File that lists the leaders while they run.
-    grace : float (default: 10.0)
-        Seconds until they are killed.
-
-    Attributes
-    ----------
-    started : dict
-        Name -> process.
-    logs : dict
-        Name -> file of its output.
+    A group ends as a whole. A Ctrl-C at the terminal does not reach it: we choose the sequence. The
+    file ``pids`` lists the leaders; after ``grace`` seconds they are killed.
     """
 
     def __init__(self, environment: Mapping[str, str], pids: Path, grace: float = 10.0) -> None:

@@ -55,14 +55,12 @@ class Line:
     Attributes
     ----------
     source : str
-        ``supernode``, ``executor``, ``client`` or ``node``, the process of the others.
+        ``supernode``, ``executor``, ``client`` or ``node``.
     text : str
         Without colours and the level.
     level : str
-        ``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``CRITICAL``; without a stated one, as in
-        tracebacks, that of the line before.
+        Without a stated one, as in tracebacks, that of the line before.
     run : int, optional
-        The run, if known.
     """
 
     source: str
@@ -120,36 +118,27 @@ def connection(line: Line) -> bool | None:
 
 @dataclass
 class NodeStatus:
-    """Status of a node; times are UTC.
+    """Status of a node; times are UTC, empty where they do not apply.
 
     Attributes
     ----------
     superlink : str
         Address of the SuperLink.
-    pid : int
-        The node's process.
-    process : str
-        Start of that process, which distinguishes it from a later one with the same number.
+    pid, process : int, str
+        The node's process, and its start: a later one may have the same number.
     version : str
-        Of fedkern-flwr.
-    started, written : str
-        Start of the node, and time of writing.
+    started, written, connected_since, message_since, last_message : str
+        Times: start, writing, connection, current message, last message.
     connected : bool
         Whether its SuperNode reaches the SuperLink.
-    connected_since : str
-        Empty if it does not.
-    busy : int
-        Messages being answered.
-    run, message_since : str
-        The run of the current message, and its arrival; empty without one.
+    busy, run : int, str
+        Messages being answered, and the run of the current one.
     stuck : str
         The problem, if the message should be over.
     messages, failures : int
         Messages taken, and those that ended in an error or the death of their process.
     message_seconds, cpu_seconds : float
         Time and processor time of answers.
-    last_message : str
-        When the last one was taken.
     last_error : str
         The last line about an error of the node itself.
     """
@@ -236,19 +225,7 @@ def _time(text: str) -> datetime:
 def write_metrics(
     file: Path, status: NodeStatus, totals: LedgerTotals | None, max_evaluations: int | None
 ) -> None:
-    """Write all figures of a node.
-
-    Parameters
-    ----------
-    file : Path
-        Replaced as a whole; the collector needs a name with ``.prom``.
-    status : NodeStatus
-        Of the node.
-    totals : LedgerTotals, optional
-        Of its ledger, if it could be read.
-    max_evaluations : int, optional
-        Of its policy.
-    """
+    """Write all figures of a node; ``totals`` are of its ledger, if it could be read."""
     write_figures(file, "fedkern_node", _families(status, totals, max_evaluations))
 
 
@@ -287,27 +264,11 @@ def _families(
 
 
 class NodeReport:
-    """Keep the status of a node, and its figures if requested.
+    """Keep the status of a node, and its figures in a file ``metrics`` for Prometheus.
 
-    Parameters
-    ----------
-    superlink : str
-        Address of the SuperLink.
-    config : mapping
-        The node's configuration, with ``state-dir`` and ``policy``.
-    metrics : Path, optional
-        File for Prometheus.
-    say : callable
-        Called once with what cannot be written.
-    longest : float (default: 3600.0)
-        Seconds that answering a message may take.
-    pause : float (default: 2.0)
-        Seconds between two writings, at least.
-
-    Attributes
-    ----------
-    was_killed : bool
-        Whether an earlier process of the node was killed.
+    ``config`` is the node's configuration, with ``state-dir`` and ``policy``. ``say`` is called
+    once with what cannot be written. An answer may take ``longest`` seconds; ``pause`` seconds pass
+    between two writings. ``was_killed`` says whether an earlier process of the node was killed.
     """
 
     def __init__(

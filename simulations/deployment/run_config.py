@@ -37,18 +37,8 @@ def run_config(
 ) -> dict[str, Any]:
     """Return the configuration of a run on nodes with their own tables.
 
-    Parameters
-    ----------
-    app : Path
-        Folder of the app.
-    chosen : mapping
-        Options of the strategy.
-    known : mapping
-        All its options.
-    more : mapping
-        Further keys; those that the app does not have are left out.
-    model : Path
-        File for the model.
+    ``chosen`` are options of the strategy, of all ``known`` ones; ``more`` are further keys, where
+    the app has them; ``model`` is the file for the model.
 
     Raises
     ------

@@ -27,27 +27,9 @@ _SHARE = 0.75  # of the memory that there is, for a message
 class NodeSettings:
     """Settings of a warm node.
 
-    Attributes
-    ----------
-    superlink : str
-        Address of the SuperLink.
-    node_config : str
-        TOML file of the node's configuration.
-    supernode : sequence of str
-        More arguments of ``flower-supernode``.
-    port : int
-        Of the SuperNode's runtime API, on 127.0.0.1.
-    max_processes : int
-        Messages that are answered at a time.
-    message_seconds, message_gigabytes : float
-        Limits of an answer: time and memory.
-    threads : int
-        Of linear algebra.
-    metrics : str
-        File for Prometheus; empty for none.
-    log_format : {"text", "json"}
-    grace : float
-        Seconds that a process gets to end by itself.
+    ``supernode`` are more arguments of ``flower-supernode``, ``port`` is that of its runtime API,
+    ``max_processes`` limits messages at a time, ``message_seconds`` and ``message_gigabytes`` an
+    answer. A process gets ``grace`` seconds to end by itself.
     """
 
     superlink: str

@@ -74,25 +74,10 @@ _WARM = (
 
 @dataclass
 class Forked:
-    """A forked process.
+    """A forked process: its output, standard input, parser of lines, and unfinished line.
 
-    Attributes
-    ----------
-    pid : int
-    output, input : int
-        File descriptors: its output, and its standard input.
-    log : LogReader
-        Parses its output.
-    rest : bytes
-        Its unfinished line.
-    task : str
-        Number of the task that it answers, if any.
-    began : float
-        Start.
-    overdue : bool
-        Whether it was killed since the message took too long.
-    stopped : str
-        Why it was killed, if its answer is not needed.
+    ``task`` is the task that it answers; ``stopped`` says why it was killed if its answer is not
+    needed, ``overdue`` that it took too long.
     """
 
     pid: int
@@ -410,16 +395,9 @@ class TooLong(FedKernError):
 
 
 def fork(work: Callable[[], None], log: LogReader, *, end_with: signal.Signals) -> Forked:
-    """Run work in a forked process.
+    """Run work in a forked process, which gets the signal ``end_with`` when this one dies (Linux).
 
-    Parameters
-    ----------
-    work : callable
-        Its exit code is that of ``SystemExit``, 1 after any other exception, else 0.
-    log : LogReader
-        Parses its output.
-    end_with : signal.Signals
-        Signal to the child when this process dies (Linux).
+    Its exit code is that of ``SystemExit``, 1 after any other exception, else 0.
 
     Raises
     ------
@@ -488,14 +466,9 @@ def refuse_threads() -> None:
 
 
 def limit(seconds: float, gigabytes: float) -> None:
-    """Limit the resources of this process; beyond, its answer is an error.
+    """Limit wall-clock time and private memory of this process.
 
-    Parameters
-    ----------
-    seconds : float
-        Wall-clock time; then :class:`TooLong` is raised in the main thread.
-    gigabytes : float
-        Private memory; beyond, a ``MemoryError``.
+    Beyond, :class:`TooLong` is raised in the main thread, or a ``MemoryError``.
     """
 
     def ended(number: int, frame: FrameType | None) -> None:

@@ -73,13 +73,8 @@ logger = logging.getLogger("fedkern_flwr")
 class ReportingApp(ClientApp):
     """Answer what another app raises as an error with class, text and place.
 
-    Our own errors keep their words. Of others the first line of the answer is the class, which
-    strategies read; the rest is for the user of the simulation. Flower's engine logs a raised error
-    four times, and an answered one never.
-
-    Parameters
-    ----------
-    app : ClientApp
+    Our own errors keep their words. Of others the first line is the class, which strategies read.
+    Flower's engine logs a raised error four times, and an answered one never.
     """
 
     def __init__(self, app: ClientApp) -> None:

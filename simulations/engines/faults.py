@@ -115,16 +115,9 @@ class FaultPlan:
 
 
 class FaultyGrid(GridWrapper):
-    """Inject faults into the traffic of another grid.
+    """Inject the faults of a plan into the traffic of another grid.
 
     Partitions are read from replies to ``describe``; before these nodes are numbered by their ids.
-
-    Parameters
-    ----------
-    grid : Grid
-        The grid of an engine.
-    plan : callable
-        Delivery -> Fault or None.
     """
 
     def __init__(self, grid: Grid, plan: Plan) -> None:
@@ -296,12 +289,7 @@ class DelayLaw:
 class GroupDelays:
     """Hold back the replies of all users of a group by the same time, drawn per iteration.
 
-    Parameters
-    ----------
-    law : DelayLaw
-    groups : sequence of int
-        The group of each user, by partition; other partitions have no delay.
-    seed : int (default: 0)
+    ``groups`` has the group of each user, by partition; other partitions have no delay.
 
     Raises
     ------

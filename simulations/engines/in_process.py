@@ -62,9 +62,9 @@ class InProcessGrid(PollingGrid):
     client_app : ClientApp
         The app of the clients.
     num_clients : int
-        Number of nodes, with ``partition-id`` 0..num_clients-1.
+        Number of nodes.
     serialise : bool (default: False)
-        Send messages and states of nodes through Flower's protobuf code and back.
+        Send messages and states of nodes through Flower's protobuf code.
     node_config : dict, optional
         More entries for every node's configuration.
     """

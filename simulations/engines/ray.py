@@ -40,16 +40,8 @@ _loaded: dict[Any, Any] = {}
 class ShippedApp(ClientApp):
     """Keep an app in Ray's object store, because Flower pickles the app into every message.
 
-    Each machine loads it once, and each worker unpickles it once. Otherwise the clients' data would
-    travel with each message.
-
-    Parameters
-    ----------
-    clients : callable or ClientApp
-        Context -> client, or the app, with its data.
-    scratch : path, optional
-        Folder for temporary files. Two messages to a client may be answered on two machines of a
-        cluster, so both must see the client's files.
+    Otherwise the clients' data would travel with each message. ``scratch`` is the folder for
+    temporary files: two machines of a cluster may answer a client, so both must see its files.
     """
 
     def __init__(self, clients: Clients, scratch: Path | None = None) -> None:

@@ -46,14 +46,7 @@ def check_ray_address(engine: str, address: str | None) -> None:
 
 @contextmanager
 def joined(address: str, *, shared_dir: Path | None = None) -> Iterator[None]:
-    """Join a cluster, check its machines, and disconnect at the end.
-
-    Parameters
-    ----------
-    address : str
-        ``host:port`` of the cluster's head, or ``auto``.
-    shared_dir : path, optional
-        A folder that all machines must see at this path.
+    """Join a cluster, check its machines and the folder that they share, and disconnect at the end.
 
     Raises
     ------

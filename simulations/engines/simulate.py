@@ -31,21 +31,9 @@ AnyStrategy = TypeVar("AnyStrategy", bound=Strategy)
 class SimulationStep(Generic[AnyStrategy]):
     """One strategy in a simulation of several.
 
-    Attributes
-    ----------
-    strategy : Strategy
-    seed : int
-        For strategies without their own.
-    start : dict
-        More arguments for ``strategy.start``, such as ``num_rounds``.
-    before, after : callable, optional
-        Called with this step before it starts and after it has ended.
-    audit : Audit or None
-        Counts what is seen in this step.
-    listener : Listener or None
-        Hears the progress of this step.
-    result : Result or None
-        Filled by the simulation.
+    ``before`` and ``after`` are called with this step, ``audit`` counts what is seen, ``listener``
+    hears the progress, ``start`` are more arguments for ``strategy.start``. The simulation fills
+    ``result``.
     """
 
     strategy: AnyStrategy
