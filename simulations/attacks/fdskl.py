@@ -12,7 +12,7 @@ Source: follows from Algorithm 3 and section 3.2 of Gu et al., KDD 2020, against
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -114,19 +114,8 @@ def printed(seed: int, *, binary: bool = False) -> Printed:
     return Printed(Angles(values, 1e-12, x[:, OWN:]), omega[:, OWN:])
 
 
-@dataclass
-class Insider(Watched):
-    """What a party of FDSKL has besides: its secret, and the phases that it received."""
-
-    secret: bytes = b""
-    received: list[tuple[Any, Floats]] = field(default_factory=list)
-    step: float = 0.0
-
-
 class PhasesRun(SeenRun):
     """Run FDSKL on columns of parties, the first with labels ``y`` 0 and 1."""
-
-    insider = Insider
 
     def __init__(self, parts: Sequence[Floats], y: Floats, strategy: FDSKL) -> None:
         def party(context: Any, k: int) -> VerticalKernelClient:
@@ -134,12 +123,13 @@ class PhasesRun(SeenRun):
             return VerticalKernelClient(context, parts[k], **labels)
 
         super().__init__(strategy, party, len(parts))
-        active = self.watched[0]
-        rows, values = (np.concatenate(parts) for parts in zip(*active.received, strict=True))
-        noise = active.step * float(np.sqrt(len(parts) / 12.0))
-        self.angles, self.secret = Angles(values, noise, np.hstack(parts[1:])[rows]), active.secret
+        active = self.watched[0].noted
+        rows, values = (np.concatenate(found) for found in zip(*active["received"], strict=True))
+        noise = active["step"] * float(np.sqrt(len(parts) / 12.0))
+        self.secret: bytes = active["secret"]
+        self.angles = Angles(values, noise, np.hstack(parts[1:])[rows])
 
-    def listen(self, client: Any, insider: Any) -> None:
+    def listen(self, client: Any, insider: Watched) -> None:
         """Have a client note the phases that it receives, less its own part."""
         take = client._take_delivered
 
@@ -149,11 +139,12 @@ class PhasesRun(SeenRun):
             take(request)
             if rows is None or "pending rows" in arrays or not count:
                 return
-            insider.secret, insider.step = client.kept.seed, _TURN / 2.0 ** settings["phase_bits"]
+            step = _TURN / 2.0 ** settings["phase_bits"]
             omega, offsets = client.directions(client.partition, 0, count)
-            phases = np.array(client.store().read(rows, count)) * insider.step
+            phases = np.array(client.store().read(rows, count)) * step
             values = phases - client.features_at(rows) @ omega.T - offsets
-            insider.received.append((arrays["order"][rows], values % _TURN))
+            received = [*insider.noted.get("received", ()), (arrays["order"][rows], values % _TURN)]
+            insider.noted |= {"secret": client.kept.seed, "step": step, "received": received}
 
         client._take_delivered = taken
 

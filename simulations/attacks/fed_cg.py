@@ -21,7 +21,7 @@ Source: follows from Algorithms 1 and 2 of FedCG and from :mod:`fedkern_flwr.hyb
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -111,17 +111,10 @@ def printed(protocol: str, seed: int, *, binary: bool = False) -> Printed:
 # -- the default
 
 
-@dataclass
-class Insider(Watched):
-    """What a party of FedCG has besides: the landmarks of its block."""
-
-    landmarks: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-
-
 class FedCGRun(SeenRun):
     """Run FedCG on hospitals' rows; centres have all blocks of ``columns`` but the last."""
 
-    kinds, opening, insider = wire, wire.DistancesRequest, Insider
+    kinds, opening = wire, wire.DistancesRequest
 
     def __init__(
         self,
@@ -145,14 +138,14 @@ class FedCGRun(SeenRun):
 
         super().__init__(strategy, party, hospitals + len(centres))
 
-    def listen(self, client: Any, insider: Any) -> None:
+    def listen(self, client: Any, insider: Watched) -> None:
         """Have a client note its landmarks as well."""
         super().listen(client, insider)
         landmarks = client._landmarks
 
         def drawn() -> Floats:
-            insider.landmarks = landmarks()
-            found: Floats = insider.landmarks
+            found: Floats = landmarks()
+            insider.noted["landmarks"] = found
             return found
 
         client._landmarks = drawn
@@ -189,7 +182,7 @@ class FedCGRun(SeenRun):
             client = self.watched[p].client
             announced = client.table.announced(self.session, client.alignment_key)
             rows.append(announced[self.positions[p, hospital]])
-        return np.hstack(rows), np.hstack([self.watched[p].landmarks for p in holders])
+        return np.hstack(rows), np.hstack([self.watched[p].noted["landmarks"] for p in holders])
 
     def _distances(
         self, name: str, numbers: Floats, sender: int | None = None

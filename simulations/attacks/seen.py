@@ -230,10 +230,13 @@ class Watched:
     client : Client
     totals : list of (str, ndarray)
         Name and content of the sums that it opened.
+    noted : dict
+        What else :meth:`SeenRun.listen` notes.
     """
 
     client: Any
     totals: list[tuple[str, NDArray[Any]]] = field(default_factory=list)
+    noted: dict[str, Any] = field(default_factory=dict)
 
 
 class SeenRun:
@@ -256,24 +259,23 @@ class SeenRun:
 
     kinds: ModuleType
     opening: type[PhaseMessage]
-    insider: type[Any] = Watched
 
     def __init__(
         self, strategy: Any, build: Callable[[Any, int], Any], parties: int, **start: Any
     ) -> None:
         self.strategy, self.transcript = strategy, Transcript()
-        self.watched: dict[int, Any] = {}
+        self.watched: dict[int, Watched] = {}
 
         def watched(context: Any, partition: int) -> Any:
             client = build(context, partition)
-            insider = self.watched.setdefault(partition, self.insider(client))
+            insider = self.watched.setdefault(partition, Watched(client))
             insider.client = client
             self.listen(client, insider)
             return client
 
         simulate(strategy, served(watched), parties, transcript=self.transcript, **start)
 
-    def listen(self, client: Any, insider: Any) -> None:
+    def listen(self, client: Any, insider: Watched) -> None:
         """Have a client note the sums that it opens."""
         open_sums = client._open_sums
 
