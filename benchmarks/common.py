@@ -1,4 +1,4 @@
-"""What benchmarks share: options, records of figures, timing of pairs."""
+"""Share among benchmarks: options, records of figures, processes with their memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import os
 import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,8 +20,6 @@ from rich.table import Table
 from fedkern_flwr.flower_compat import quiet_flower
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -134,38 +131,3 @@ def in_own_process(
 def peak_memory() -> int:
     """Return the most bytes that this process has had in memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def seconds_of(call: Callable[[], object]) -> float:
-    """Return how long a call takes."""
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
-
-
-def interleave(
-    variants: Mapping[Name, Callable[[], object]], repetitions: int, warm_up: int = 0
-) -> dict[Name, list[float]]:
-    """Time variants in turn, so that a busy machine slows down all of them alike.
-
-    Parameters
-    ----------
-    variants : mapping
-        Name -> what to call.
-    repetitions : int
-        How often each is called and timed.
-    warm_up : int (default: 0)
-        Repetitions before, which are not counted.
-
-    Returns
-    -------
-    dict
-        Name -> seconds of each repetition.
-    """
-    seconds: dict[Name, list[float]] = {name: [] for name in variants}
-    for repetition in range(-warm_up, repetitions):
-        for name, call in variants.items():
-            elapsed = seconds_of(call)
-            if repetition >= 0:
-                seconds[name].append(elapsed)
-    return seconds

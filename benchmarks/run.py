@@ -27,14 +27,7 @@ HERE = Path(__file__).parent
 PAGE = HERE / "results" / "quick.md"
 NO_SCRIPTS = ("common", "run")
 #: Minutes in all with ``--quick``; the others need servers, Ray, figures or more time.
-QUICK = (
-    "client_step",
-    "fdskl_one_shot",
-    "fdskl_phases",
-    "fed_cg_scale",
-    "in_process_messages",
-    "secagg_plus",
-)
+QUICK = ("fdskl_phases", "pooled", "secagg_plus")
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
 console = Console(stderr=True, highlight=False)

@@ -1,5 +1,5 @@
-"""The Flower apps of the methods: a folder each, to be copied, and here what they share.
+"""The Flower apps of the methods, a folder each to be copied, and their common code.
 
-``server`` reads the options of a method off the run, ``node`` what the configuration of a node
-names, ``simulated`` deals public data to the nodes of a simulation.
+``server`` reads the options of a run, ``node`` a node's configuration, ``simulated`` deals public
+data to the nodes of a simulation.
 """

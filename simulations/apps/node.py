@@ -1,7 +1,7 @@
-"""The nodes of every app: a client from what a node's configuration names.
+"""Build the client of a node from its configuration, for every app.
 
-An app says which keys its client takes as they are, and what it reads besides. Nothing is imported
-here that a deployed node does not need: every message starts a process.
+An app lists the keys that its client takes as they are, and reads others. Modules that a deployed
+node does not need are not imported here: every message starts a process.
 """
 
 from __future__ import annotations
@@ -55,26 +55,25 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 
 
 class Node:
-    """A deployed node: what its configuration names.
+    """A deployed node and its files.
 
     Parameters
     ----------
     context : Context
         The node's.
     own_table : callable
-        Reads a file of the node's, see ``own_table.py`` of the app.
+        Reads a file of the node, see ``own_table.py`` of the app.
     keys : sequence of str
-        Keys that its client takes as arguments of the same name.
+        Keys of the configuration that its client takes as arguments of the same name.
     freezes : bool (default: True)
-        Whether its rows are frozen: a node with a ``state-dir`` answers from frozen copies of its
-        files.
+        Whether a node with a ``state-dir`` answers from frozen copies of its files.
 
     Attributes
     ----------
     config, run : dict
         The configuration of the node, and that of the run.
     frozen : FrozenTable or None
-        What is read instead of the files of the configuration, once a table was read.
+        The copies, once a table was read.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Node:
             claim_folder(Path(str(self.config["state-dir"])), self._partition)
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments of the client that the configuration states.
+        """Return the arguments of the client from the configuration.
 
         Raises
         ------
@@ -108,7 +107,7 @@ class Node:
         }
 
     def need(self, key: str, lacks: str, remedy: str) -> Any:
-        """Return the value of a key that must be there.
+        """Return the value of a required key.
 
         Raises
         ------
@@ -119,12 +118,12 @@ class Node:
         return self.config[key]
 
     def role(self, *roles: str) -> str:
-        """Return what the node is.
+        """Return the role of the node.
 
         Raises
         ------
         OptionError
-            It says nothing, or something else.
+            It has none, or another one.
         """
         role = str(self.config.get("role"))
         if role not in roles:
@@ -135,7 +134,7 @@ class Node:
         return role
 
     def check_predictions(self) -> None:
-        """Refuse to predict test data with a saved model where no file is named for that.
+        """Refuse to predict test data with a saved model without a file for the result.
 
         Raises
         ------
@@ -144,7 +143,7 @@ class Node:
         check_predictions(self.config, predicting=bool(self.run["predict"]))
 
     def table(self, key: str = "data", **how: Any) -> Any:
-        """Read a table; None if there are no rows held out.
+        """Read a table; None without held-out rows.
 
         Parameters
         ----------
@@ -163,7 +162,7 @@ class Node:
             how["labelled"] = False
             if key not in self.config and (frozen is None or frozen.files[1] is None):
                 return None
-        needed = key if key in self.config or frozen is None else "data"  # a fifth has no file
+        needed = key if key in self.config or frozen is None else "data"  # a fifth of the data
         path = self.need(needed, "table", "name it in --node-config as data")
         how["label"] = self.config.get("label-column", self.config.get("label"))
         how["id_column"] = self.config.get("id-column")
@@ -183,11 +182,11 @@ class Node:
 
     @property
     def _predicts(self) -> bool:
-        """Whether the run predicts: new rows may be in any file, and are in no sum of blocks."""
+        """Whether the run predicts: new rows may be in any file, and enter no sum."""
         return bool(self.run.get("predict"))
 
     def _freeze(self) -> None:
-        """Find the frozen table of the run; at a new run changes of the files may take effect.
+        """Find the frozen table of the run; only at a new run changes of the files may take effect.
 
         A prediction reads the files as they are.
         """
@@ -220,38 +219,31 @@ class Node:
         return node_number(self.context, "partition-id")
 
     def rows(self, table: Table, held: Table | None, *names: str) -> dict[str, Any]:
-        """Return :func:`rows`, and which rows of the node's freeze they are."""
+        """Return :func:`rows`, with their indices in the node's freeze."""
         found = rows(table, held, *names)
         if self.frozen is None or table.places is None:
             if not self._named and "state-dir" in self.config and not is_simulated(self.context):
                 count = table.rows + (0 if held is None else held.rows)
-                found["frozen"] = np.full(count, -1, np.int64)  # in no block, so in no sum
+                found["frozen"] = np.full(count, -1, np.int64)  # in no block: they enter no sum
             return found
         test = None if held is None else held.places
         return {**found, "frozen": self.frozen.frozen(table.places, test)}
 
     def tables(self, **how: Any) -> tuple[Table, Table | None]:
-        """Read the table and, if there are any, the rows held out, which have the same columns.
+        """Read the table and held-out rows with the same columns.
 
         Raises
         ------
         TableError, OptionError
         """
-        table, held = self.table(**how), self.table("test-data", **how)
-        if held is not None and held.columns != table.columns:
-            raise TableError(
-                "the test data does not have the columns of the data, in this order",
-                remedy="bring them to the same columns",
-                code="FK-COLUMNS-DIFFER",
-            )
-        return table, held
+        return _alike(self.table(**how), self.table("test-data", **how))
 
     def encoded(self, *, common: bool = False, **how: Any) -> tuple[Table, Table | None]:
-        """Read the tables of a block, encoded as its rows ask for.
+        """Read the tables of a block and encode them.
 
-        The file ``encoder`` is written by the app ``ranges`` where several nodes hold the block;
-        where only this node does, by the first run that trains, of all rows of ``data``, unless it
-        must be the ``common`` one. Later runs and predictions read it. It stays at the node.
+        The app ``ranges`` writes the file ``encoder`` where several nodes hold the block. Where
+        only this node does, and the encoder need not be ``common``, the first run that trains fits
+        it to all rows of ``data``. It stays at the node.
 
         Raises
         ------
@@ -280,12 +272,12 @@ class Node:
 
     @property
     def named(self) -> list[str]:
-        """Columns that are to be read as text."""
+        """Columns that are read as text."""
         text = str(self.config.get("categories", ""))
         return [one.strip() for one in text.split(",") if one]
 
     def check_named(self, table: Table) -> None:
-        """Refuse to read columns as text that there are not.
+        """Refuse names of text columns that the table does not have.
 
         Raises
         ------
@@ -296,9 +288,9 @@ class Node:
                 raise no_such("feature column", name, "the table", table.columns)
 
     def unencoded(self, **how: Any) -> tuple[Table, Table | None]:
-        """Read tables whose columns several nodes encode together, text and gaps as they are.
+        """Read tables for a common encoder, text and gaps as they are.
 
-        ``categories`` of the node's configuration are text whatever their cells look like.
+        Columns in ``categories`` are always text.
 
         Raises
         ------
@@ -307,19 +299,28 @@ class Node:
         table = self.table(**how, kinds=tuple((name, "category") for name in self.named))
         self.check_named(table)
         kinds = tuple((name, table.kinds.get(name, "number")) for name in table.columns)
-        held = self.table("test-data", **how, kinds=kinds)
-        if held is not None and held.columns != table.columns:
-            raise TableError(
-                "the test data does not have the columns of the data, in this order",
-                remedy="bring them to the same columns",
-                code="FK-COLUMNS-DIFFER",
-            )
-        return table, held
+        return _alike(table, self.table("test-data", **how, kinds=kinds))
 
     def whole(self, table: Table, key: str = "data", **how: bool) -> Table:
-        """Return the rows that lack nothing, as the run says; see :func:`whole_rows`."""
+        """Return the rows without missing cells, see :func:`whole_rows`."""
         path = self.config.get(key, self.config["data"])
         return whole_rows(table, path, self.run["missing"], **how)
+
+
+def _alike(table: Table, held: Table | None) -> tuple[Table, Table | None]:
+    """Refuse held-out rows with other columns.
+
+    Raises
+    ------
+    TableError
+    """
+    if held is not None and held.columns != table.columns:
+        raise TableError(
+            "the test data does not have the columns of the data, in this order",
+            remedy="bring them to the same columns",
+            code="FK-COLUMNS-DIFFER",
+        )
+    return table, held
 
 
 @lru_cache  # of this module: a client that Ray sends to its workers has no cache of its own
@@ -331,7 +332,7 @@ def _read(own_table: Callable[..., Any], path: str, how: tuple[tuple[str, Any], 
 
 
 def rows(table: Table, held: Table | None, *names: str) -> dict[str, Any]:
-    """Return ``x``, ``y`` or ``ids`` of a table as arguments of a client, and of rows held out."""
+    """Return ``x``, ``y`` or ``ids`` of a table and of held-out rows as arguments of a client."""
     found = {name: getattr(table, name) for name in names}
     if "x" in names:
         found["columns"] = table.columns
@@ -349,21 +350,20 @@ def client_maker(
     simulated: MakeClient | str,
     freezes: bool = True,
 ) -> MakeClient:
-    """Return what builds the client of a node; Flower asks for it with every message.
+    """Return a function that builds the client of a node; Flower calls it for every message.
 
     Parameters
     ----------
     client : callable
         The client's class.
     arguments : callable
-        Returns what the client takes beside the ``keys``: what is in the node's files.
+        Returns further arguments, from the node's files.
     own_table : callable
         Reads one of them; a process reads each once.
     keys : sequence of str
         Keys of the node's configuration that are arguments of the client.
     simulated : callable or str
-        What builds the client of a node that has neither table nor role; or the method whose public
-        data is dealt to such nodes.
+        Builds the client of a node without table and role; or the method with public data for it.
     freezes : bool (default: True)
         Whether the node answers from frozen copies of its files.
     """

@@ -1,7 +1,6 @@
-"""The server of every app: runs a method, logs the result, saves the model; or predicts with one.
+"""Run a method on the server of an app, log the result, save the model; or predict with one.
 
-A key of ``[tool.flwr.app.config]`` that is called as an option of the method, with hyphens, is that
-option.
+A key of ``[tool.flwr.app.config]`` with the name of an option, with hyphens, is that option.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from ..run.options import Option, accepted
 logger = logging.getLogger("flwr")  # what `flwr log` shows
 
 Config = Mapping[str, Any]
-Kind = type[Any]  # of strategies: bases of theirs lack what is asked for here
+Kind = type[Any]  # of strategies, with attributes that their bases lack
 
-#: Values that stand for an option's default where nothing, 0 or false is a value of its own.
+#: Values that mean an option's default, where nothing, 0 and false are other values.
 _UNSET = {"seed": None, "min_support": -1, "preconditioner_rank": -1, "coef0": 1.0}
-#: Options whose default is another one for each method of an app; 0 stands for it.
+#: Options with another default for each method of an app; 0 means the default.
 _BY_METHOD = ("kernels", "lost_groups")  # apps of an earlier release leave the latter empty
 #: Options of a run that predicts; the others are the model's.
 _PREDICTING = ("node_timeout", "attempts", "allow_single", "threshold", "missing")
@@ -52,9 +51,9 @@ def server_app(method: Kind | Callable[[Config], Kind], *, agreed: Sequence[str]
     Parameters
     ----------
     method : type of Method, or callable
-        The method; or what finds it by the configuration of the run.
+        The method; or a function that finds it from the configuration of the run.
     agreed : sequence of str (default: ())
-        Options by which nodes read their tables: a model must have been made with those of the run.
+        Options by which nodes read their tables: a model must have the same.
     """
     app = ServerApp()
 
@@ -78,7 +77,7 @@ def server_app(method: Kind | Callable[[Config], Kind], *, agreed: Sequence[str]
 
 
 def one_of(*methods: Kind) -> Callable[[Config], Kind]:
-    """Return what finds the method of a run by its key ``method``, or by the model it predicts."""
+    """Return a function that finds a run's method by its key ``method``, or by its model."""
     known = {one.method: one for one in methods}
 
     def chosen(config: Config) -> Kind:
@@ -96,10 +95,10 @@ def one_of(*methods: Kind) -> Callable[[Config], Kind]:
 
 
 def shown_config(method: Kind, config: Config) -> dict[str, Any]:
-    """Return the configuration of a run as its result shows it, with None for what it hides.
+    """Return the configuration of a run for its result, with None for hidden values.
 
-    Numbers and switches are shown, and texts that are a choice of the method. Any other text may be
-    a path, the name of a column or, in an app that somebody has changed, a secret.
+    Numbers, switches and texts that are a choice of the method are shown. Any other text may be a
+    path, the name of a column or, in a changed app, a secret.
 
     Raises
     ------
@@ -117,7 +116,7 @@ def shown_config(method: Kind, config: Config) -> dict[str, Any]:
 
 
 def _own_options(config: Config) -> dict[str, Any]:
-    """Return the options of a method of one's own, which are one JSON object.
+    """Return the options of a user's own method, which are one JSON object.
 
     Raises
     ------
@@ -142,13 +141,13 @@ def make_strategy(method: Kind, config: Config) -> Any:
     Raises
     ------
     OptionError
-        An option is none that the method takes.
+        The method does not take an option.
     """
     return method(**read_options(method, config))
 
 
 def read_options(method: type[Method], config: Config) -> dict[str, Any]:
-    """Return the options of a method that the configuration of a run has.
+    """Return the options of a method in the configuration of a run.
 
     Raises
     ------
@@ -164,10 +163,10 @@ def read_options(method: type[Method], config: Config) -> dict[str, Any]:
 
 
 def read_option(option: Option, value: Any) -> Any:
-    """Return an option's value from that of its key, which has one type only.
+    """Convert the value of a key, which has one type only, to that of an option.
 
-    Nothing, 0 and false stand for a default that is found out in the run; ``auto``, ``on`` and
-    ``off`` are None, true and false; a text with commas is a sequence of numbers.
+    Nothing, 0 and false are a default that the run determines; ``auto``, ``on`` and ``off`` are
+    None, true and false; a text with commas is a sequence of numbers.
 
     Raises
     ------

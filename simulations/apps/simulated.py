@@ -1,4 +1,4 @@
-"""Nodes of a simulation of an app: public data is dealt to them as ``fedkern run`` deals it."""
+"""Deal public data to the nodes of a simulated app, as ``fedkern run`` does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def simulated_client(name: str, context: Context) -> Client:
     name : str
         The method.
     context : Context
-        The node's; the configuration of the run has the settings of the data.
+        The node's; the run's configuration has the settings of the data.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def simulated_client(name: str, context: Context) -> Client:
 
 @lru_cache
 def _dealt(name: str, nodes: int, run: tuple[tuple[str, Any], ...]) -> tuple[Prepared, ClientFn]:
-    """Deal the data; its temporary folder goes with it."""
+    """Deal the data once for all nodes."""
     own, config = family(name), dict(run)
     values = {key.replace("-", "_"): value for key, value in run}
     values |= {"rounds": config["num-rounds"], **own.deal_nodes(values, nodes)}
@@ -51,7 +51,7 @@ def _dealt(name: str, nodes: int, run: tuple[tuple[str, Any], ...]) -> tuple[Pre
         for f in fields(own.settings)
         if f.name in values
     }
-    usual = own.settings.of_runs  # what a command line has where nothing is said
+    usual = own.settings.of_runs  # defaults of the command line
     if given.get("missing") == "error":
         given.pop("missing")
     settings = own.settings(**{**usual, **given})

@@ -1,4 +1,4 @@
-"""The one table of attacks, and what ``fedkern audit`` makes of it."""
+"""Run the table of attacks, for ``fedkern audit``."""
 
 from __future__ import annotations
 
@@ -16,27 +16,113 @@ from threadpoolctl import threadpool_limits
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.privacy.accounting import check_accountant
 
-from . import budgets, fdskl, fed_cg, hierarchical_svm, pof_mkl, secure_gram
-from .seen import Attack, Run, Seen, Verdict
+from . import budgets, fdskl, fed_cg
+from . import hierarchical_svm as svm
+from . import pof_mkl as online
+from . import secure_gram as gram
+from .secure_gram import Matrix
+from .seen import Attack, Run, Seen, Verdict, attack_on, both, together
 
 #: The row that tries the sums with noise of all methods.
 EPSILON = "lower bound of epsilon"
-#: Attack -> what recovers on the paper's protocol, and on the default of the method.
+
+
+def _epsilon(noise: float) -> Run:
+    return lambda seed, method=None: budgets.lower_bounds(seed, method, noise=noise)
+
+
+_ACTIVE, _GIVEN, _RATING = "active party", "server, given landmarks", "server, one rating"
+_NAIVE, _COLUMNS = (
+    partial(fed_cg.printed, "naive"),
+    "columns of two values, up to their order and 0/1",
+)
+_KNOWN = "whether a known row, or one more item of it, is in the sum"
+_OTHERS = "inverses from which each client computes the sums of all others"
+_GRADIENT = "of two hospitals each can compute K^T(K a - y) of the other"
+_OWN = "distances between their own patients"
+_NEAR = "distances between the rows of the others together"
+_MEMBERS = "sums over the clients of a round"
+_completion = both(fed_cg.completed, _NAIVE, fed_cg.default_run, by=_GIVEN)
+_ratings = both(
+    Matrix.rating, partial(gram.printed, users=80, items=36), gram.default_run, _RATING, _KNOWN
+)
+#: Attack -> the paper's protocol, and the default of the method.
 RUNS: Mapping[str, tuple[Run, Run]] = {
-    "gradient inversion": (pof_mkl.invert_plain, pof_mkl.invert_masked),
-    "joint inversion": (pof_mkl.invert_whole, pof_mkl.invert_default),
-    "membership in a sum": (pof_mkl.members_of_whole, pof_mkl.members_of_default),
-    "trilateration": (fed_cg.trilaterate_naive, fed_cg.trilaterate_masked),
-    "completion of distances": (fed_cg.complete_naive, fed_cg.complete_default),
-    "a hospital's gradient": (fed_cg.gradients_of_chain, fed_cg.gradients_of_default),
-    "rows from phases": (fdskl.on_paper, fdskl.on_default),
-    "profiles from the matrix": (secure_gram.on_paper, secure_gram.on_default),
-    "users' vectors": (hierarchical_svm.on_paper, hierarchical_svm.on_default),
-    "binary columns from phases": (fdskl.columns_on_paper, fdskl.columns_on_default),
-    "binary columns from distances": (fed_cg.columns_of_naive, fed_cg.columns_of_default),
-    "a single rating": (secure_gram.ratings_on_paper, secure_gram.ratings_on_default),
-    "the others' sums": (pof_mkl.others_on_plain, pof_mkl.others_on_default),
-    EPSILON: (budgets.on_less_noise, budgets.lower_bounds),
+    "gradient inversion": both(online.samples_found, online.plain_gradients, online.default_run),
+    "joint inversion": both(online.rows_returned, online.whole_gradients, online.default_run),
+    "membership in a sum": both(
+        online.members_found, online.whole_gradients, online.default_run, admits=_MEMBERS
+    ),
+    "trilateration": both(fed_cg.rows_found, _NAIVE, fed_cg.default_run, by=_GIVEN),
+    "completion of distances": (
+        _completion[0],
+        together(_completion[1], attack_on(fed_cg.default_run, fed_cg.unfolded, "hospital", _OWN)),
+    ),
+    "a hospital's gradient": (
+        attack_on(partial(fed_cg.printed, "chain"), fed_cg.gradients_found),
+        together(
+            attack_on(fed_cg.default_run, fed_cg.gradients_found, "a hospital of 3"),
+            attack_on(
+                partial(fed_cg.default_run, hospitals=2),
+                fed_cg.gradients_found,
+                "a hospital of 2",
+                _GRADIENT,
+            ),
+        ),
+    ),
+    "rows from phases": (
+        attack_on(fdskl.printed, fdskl.rows_found, _ACTIVE),
+        together(
+            attack_on(fdskl.default_run, fdskl.rows_guessed, _ACTIVE),
+            attack_on(
+                fdskl.default_run, fdskl.distances_found, f"{_ACTIVE}, distances only", _NEAR
+            ),
+        ),
+    ),
+    "profiles from the matrix": both(
+        Matrix.share_found,
+        partial(gram.printed, users=40, items=60),
+        gram.default_run,
+        "server, all users",
+    ),
+    "users' vectors": (
+        together(
+            attack_on(int, lambda _, seed: svm.between_neighbours(seed), "two agents of the ring"),
+            attack_on(int, lambda _, seed: svm.columns_guessed(seed), "agent, secure product"),
+        ),
+        together(
+            attack_on(svm.horizontal, svm.models_read, "server, rows at users"),
+            attack_on(svm.vertical, svm.outputs_read, "agent and server, columns at groups"),
+        ),
+    ),
+    "binary columns from phases": both(
+        fdskl.columns_found,
+        partial(fdskl.printed, binary=True),
+        partial(fdskl.default_run, binary=True),
+        _ACTIVE,
+        _COLUMNS,
+    ),
+    "binary columns from distances": both(
+        fed_cg.columns_found,
+        partial(_NAIVE, binary=True),
+        partial(fed_cg.default_run, binary=True),
+        admits=_COLUMNS,
+        by="hospital",
+    ),
+    "a single rating": (
+        _ratings[0],
+        together(
+            _ratings[1], attack_on(gram.default_run, Matrix.profile, "server, a profile", _KNOWN)
+        ),
+    ),
+    "the others' sums": both(
+        online.others_found,
+        partial(online.ridge_run, secure=False),
+        partial(online.ridge_run, secure=True),
+        "client",
+        _OTHERS,
+    ),
+    EPSILON: (_epsilon(0.25), _epsilon(1.0)),
 }
 _ROWS = tomllib.loads(files(__package__).joinpath("table.toml").read_text("utf-8"))["attack"]
 #: All attacks.
@@ -49,14 +135,7 @@ Progress = Callable[[str, float, int], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attack recovered.
-
-    Attributes
-    ----------
-    attack : Attack
-    paper, default : list of Seen
-        On the paper's protocol, and on the default of the method.
-    """
+    """What an attack recovered on the paper's protocol, and on the default."""
 
     attack: Attack
     paper: list[Seen]
@@ -64,11 +143,11 @@ class Outcome:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """What each score on the default means."""
+        """Verdicts on the scores of the default."""
         return [self.attack.verdict(seen) for seen in self.default]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return plain values for JSON."""
         return {
             **{name: value for name, value in vars(self.attack).items() if name != "runs"},
             "paper": [{"viewer": seen.viewer, "score": seen.score} for seen in self.paper],
@@ -80,7 +159,7 @@ class Outcome:
 
 
 def attacks_on(method: str | None) -> list[Attack]:
-    """Return the attacks on a method, or all of them.
+    """Return the attacks on a method; all for None.
 
     Raises
     ------
@@ -109,16 +188,16 @@ def audit(
     seed: int = 0,
     progress: Progress = lambda label, done, total: None,
 ) -> list[Outcome]:
-    """Try the attacks on a method, or all, on the paper's protocol and on the default.
+    """Run attacks on the paper's protocol and on the default.
 
     Parameters
     ----------
     method : str, optional
-        As the command line calls it, or ``epsilon``.
+        Its name on the command line, or ``epsilon`` (default: all attacks).
     seed : int (default: 0)
         Of data, runs and attacks. Masks and noise have none.
     progress : callable
-        Called with (what is done, steps so far, steps in all).
+        Called with (description, steps so far, steps in all).
 
     Raises
     ------
@@ -149,7 +228,7 @@ def audit(
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Log nothing of runs over rows that are made up."""
+    """Log nothing of runs over made-up rows."""
     loggers = [logging.getLogger(name) for name in ("fedkern_flwr", "flwr")]
     before = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,21 +1,15 @@
-"""Does a method keep its privacy budget? The best test of two tables, and the epsilon it proves.
+"""Test whether a method keeps its privacy budget: the epsilon that the best attack proves.
 
-Two runs of a method differ in one record, or in all records of a party: the worst ones that a
-search finds. They give what the parties add to a sum with noise, and how much noise they were told
-to add. The sum is then released thousands of times by the parties' own code, with fresh noise, over
-the fewest parties that can open it. The server and the colluders take off all that they know.
+Two runs differ in one record, or in all records of a party: the two worst that a search finds. They
+give the parties' contributions to a noisy sum. Then the parties' own code releases the sum
+thousands of times with new noise, over the fewest parties that can open it. The server and the
+colluders subtract everything that they know.
 
-What is left is projected on the difference of the two sums, in standard deviations of the noise:
-about N(0, 1) with the one record and N(mu, 1) with the other, which is the best test there is. How
-often a threshold is wrong bounds epsilon from below:
-
-* with nothing taken for granted (:func:`proven_epsilon`): of a run with (epsilon, delta) no test
-  has error rates a, b with a e^epsilon + b < 1 - delta;
-* taking the curve of errors for that of a Gaussian (:func:`gaussian_epsilon`), which Skellam noise
-  of 2^8 units and more is. This needs hundreds of releases where the other needs millions.
-
-Rates are taken at the ends of their Clopper-Pearson intervals, thresholds are chosen before the
-releases. A method is entered by a :class:`Case`.
+The rest is projected on the difference of the two sums, in standard deviations of the noise: about
+N(0, 1) with one record and N(mu, 1) with the other. Error rates a, b of this test bound epsilon
+from below: without assumptions by a e^epsilon + b >= 1 - delta (:func:`proven_epsilon`), and with
+hundreds instead of millions of releases for Gaussian errors, as of Skellam noise of 2^8 units and
+more (:func:`gaussian_epsilon`).
 
 References
 ----------
@@ -66,7 +60,7 @@ Record = tuple[Floats, float]  # columns in [0, 1], label of -1 or 1
 
 DELTA = 1e-5
 WIDTH = 2  # columns
-_TRIED, _KEPT = 2000, 8  # records among which the worst two are looked for
+_TRIED, _KEPT = 2000, 8  # records that are tried at random, and improved
 
 
 def _noised(strategy: Any) -> Iterable[Release]:
@@ -75,30 +69,28 @@ def _noised(strategy: Any) -> Iterable[Release]:
 
 @dataclass(frozen=True)
 class Case:
-    """A sum of a method that has a budget.
+    """A noisy sum of a method.
 
     Attributes
     ----------
     method, sum : str
-        Its name on the command line; that of the sum, before a #.
+        Names on the command line and of the sum, before a #.
     parties : int
     run : callable
-        A record, the number of parties and the options of a budget -> the strategy of a run whose
-        first such sum has nothing behind it but rows, and the ``client_fn`` of its parties, or
-        their app: of party 0 the first row is the record, or all are.
+        (record, parties, budget options) -> strategy and ``client_fn`` or app. The first row of
+        party 0, or all its rows, is the record. The first such sum depends on rows only.
     term : callable
-        A record -> what it adds to the sum; its scale does not matter.
+        Record -> its contribution, up to scale.
     unit : {"row", "party"}
-        Of the budget.
     least : int or None
-        Fewest parties over which the sum can be opened, by default all.
+        Fewest parties of the sum (default: all).
     colluders : int
     start : dict
-        Further arguments of the run: of a sum that all rounds make one has all of the budget.
+        More arguments of the run.
     released : callable
-        A strategy after its run -> what it released with noise.
+        Strategy -> its noisy releases.
     uses : float
-        How much of the length that is charged for the worst two records use, at least.
+        Share of the charged sensitivity that the worst records use, at least.
     """
 
     method: str
@@ -120,29 +112,18 @@ class Case:
 
     @property
     def title(self) -> str:
-        """The case in words."""
+        """Name of the case."""
         whole = ", unit party" if self.unit == "party" else ""
         return f"{self.method}, {self.sum}, {self.fewest} of {self.parties} parties{whole}"
 
 
 @dataclass(frozen=True)
 class Audited:
-    """What an audit of epsilon found.
+    """Result of an audit: declared and charged ``epsilon``, lengths, and projections.
 
-    Attributes
-    ----------
-    case : Case
-    declared, delta : float
-        Of the budget of the run.
-    epsilon : float
-        What the sum is charged: all of the budget, or its part.
-    moved, sensitivity : float
-        Length by which the unit moves what its party adds, and what is charged for.
-    reached : float
-        Epsilon of the best test of these two tables: what is charged less what they do not use.
-    one, other : ndarray, shape (draws,)
-        Projections with the one record and the other, in standard deviations of the noise.
-    confidence : float
+    ``moved`` is the length by which the unit moves its party's contribution, ``sensitivity`` the
+    charged one; ``reached`` is epsilon of the best test of these two tables. ``one`` and ``other``,
+    shape (draws,), are projections with either record, in standard deviations of the noise.
     """
 
     case: Case
@@ -158,20 +139,19 @@ class Audited:
 
     @property
     def gaussian(self) -> float:
-        """Lower bound of epsilon, of noise that is nearly normal."""
+        """Lower bound of epsilon, of nearly normal noise."""
         return gaussian_epsilon(self.one, self.other, self._shift, self.delta, self.confidence)
 
     @property
     def proven(self) -> float:
-        """Lower bound of epsilon, whatever the law of the noise."""
+        """Lower bound of epsilon, of any noise."""
         return proven_epsilon(self.one, self.other, self._shift, self.delta, self.confidence)
 
     @property
     def score(self) -> float:
-        """The larger bound over what is charged; above 1 the budget is not kept.
+        """The larger bound over the charged epsilon; above 1 the budget is broken.
 
-        Also above 1 where more is charged than declared, or a table moves the sum farther than is
-        charged.
+        Also above 1 where more is charged than declared, or a table moves the sum farther.
         """
         found = max(self.gaussian, self.proven) / self.epsilon
         if self.epsilon > self.declared * (1.0 + 1e-6):
@@ -195,27 +175,15 @@ def audit_epsilon(
     confidence: float = 0.95,
     noise: float = 1.0,
 ) -> Audited:
-    """Release the sum of a case so often with one record and the other; tell them apart.
+    """Release the sum of a case ``draws`` times with either record, and test which one it has.
 
-    Parameters
-    ----------
-    case : Case
-        The sum.
-    epsilon, delta : float
-        The budget that the runs declare.
-    draws : int
-        Releases of each table.
-    seed : int
-        Of the search for the worst record; the noise has none.
-    confidence : float
-        Of the lower bounds.
-    noise : float
-        Share of the variance that the parties add: less than 1 is a control, which must be noticed.
+    ``epsilon`` and ``delta`` are the declared budget, ``noise`` the share of the variance that the
+    parties add: less than 1 is a control, which must be noticed. The noise has no seed.
 
     Raises
     ------
     ProtocolError
-        The runs made no such sum with noise, or it differs in more than the record.
+        The runs made no such sum, or it differs in more than the record.
     """
     first, second = (
         _run(case, record, epsilon, delta) for record in worst_records(case.term, seed)
@@ -255,7 +223,7 @@ def audit_epsilon(
 
 @dataclass(frozen=True)
 class _Run:
-    """A sum as a run had it made, what its parties added, and what the run said of it."""
+    """A sum of a run: its order, contributions by party, and its declared release."""
 
     order: Order
     vectors: dict[int, Floats]
@@ -272,7 +240,7 @@ def _run(case: Case, record: Record, epsilon: float, delta: float) -> _Run:
     Raises
     ------
     ProtocolError
-        There is no such sum, or not of all parties alike.
+        There is no such sum of all parties.
     """
     budget = {
         "privacy_epsilon": epsilon,
@@ -294,7 +262,7 @@ def _run(case: Case, record: Record, epsilon: float, delta: float) -> _Run:
 
 @cache
 def worst_records(term: Callable[[Record], Floats], seed: int) -> tuple[Record, Record]:
-    """Return two records whose terms are as far apart as a search finds them."""
+    """Search for two records with the largest distance of their terms."""
     rng = np.random.default_rng(seed)
 
     def apart(flat: Floats, labels: tuple[float, float]) -> float:
@@ -326,10 +294,10 @@ _NUMBERS = 1 << 18  # of releases that are made at once
 
 @contextmanager
 def contributions() -> Iterator[Contributions]:
-    """Note what the parties of a run in this process add to sums with noise: the first of a name.
+    """Record what parties add to noisy sums in this process: the first sum of each name.
 
-    The run itself is made without noise. So two runs over two tables have the same model, and what
-    is counted on held-out rows with it differs by nothing but rows.
+    The run itself has no noise. So two runs over two tables have the same model, and counts on
+    held-out rows differ by rows only.
     """
     found: Contributions = {}
 
@@ -348,23 +316,10 @@ def contributions() -> Iterator[Contributions]:
 
 
 class ReplayedSum:
-    """A sum of a run, made anew with fresh keys, masks and noise as often as one likes.
+    """Repeat a sum of a run with new keys, masks and noise.
 
-    Parameters
-    ----------
-    order : Order
-        With which the run had it made.
-    vectors : mapping
-        Partition -> what that party adds.
-    threshold : int, optional
-        Fewest parties over which it may be opened; by default all.
-    colluders : collection of int
-        Parties that tell the server what they added, noise included.
-
-    Attributes
-    ----------
-    alive : list of int
-        The parties over which it is opened: the fewest, colluders and the first among them.
+    It is opened over the fewest parties (``threshold``, by default all) with the colluders, which
+    send the server their contribution and noise.
     """
 
     def __init__(
@@ -385,23 +340,10 @@ class ReplayedSum:
             party.join(self.server.roster)
 
     def releases(self, victim: int, values: Floats, times: int) -> Floats:
-        """Release the sum so often; return what is left for whoever knows all but the victim.
+        """Release the sum ``times``; return the ``values`` and noise of the victim and others.
 
-        Many releases are one long sum, whose numbers all have noise of their own.
-
-        Parameters
-        ----------
-        victim : int
-            A party that does not collude.
-        values : ndarray, shape (length,)
-            What it adds.
-        times : int
-            How often.
-
-        Returns
-        -------
-        ndarray, shape (times, length)
-            Its numbers and the noise of all who do not collude.
+        All that colluders know is subtracted. The releases are one long sum with independent noise.
+        Shape (times, length).
         """
         most = max(1, _NUMBERS // self.order.length)
         parts = [min(most, times - start) for start in range(0, times, most)]
@@ -432,12 +374,12 @@ class ReplayedSum:
 
 
 def _without_noise(party: Party, order: Order, values: NDArray[Any], **more: Any) -> Upload:
-    """Contribute as a colluder does who tells its noise: it may as well add none."""
+    """Contribute as a colluder that discloses its noise: without any."""
     if (order.cohort, order.index) not in party.accepted:
         party.accept(order)
     upload = _CONTRIBUTE(party, replace(order, noise=0), values, **more)
     party.state.open[order.cohort, order.index].order = order
-    party.drawn[order.name] = secrets.token_bytes(32)  # nobody's, for the ledger
+    party.drawn[order.name] = secrets.token_bytes(32)  # random: the ledger needs some value
     return upload
 
 
@@ -453,7 +395,7 @@ _FARTHEST = 9.0  # deviations to a threshold
 
 
 def epsilon_of_shift(mu: float, delta: float) -> float:
-    """Return epsilon at delta of telling N(0, 1) from N(mu, 1)."""
+    """Compute epsilon at delta of distinguishing N(0, 1) from N(mu, 1)."""
     if mu <= 0.0:
         return 0.0
 
@@ -465,14 +407,14 @@ def epsilon_of_shift(mu: float, delta: float) -> float:
 
 
 def shift_of_epsilon(epsilon: float, delta: float) -> float:
-    """Return mu with that epsilon at delta."""
+    """Compute mu with that epsilon at delta."""
     return float(
         optimize.brentq(lambda mu: epsilon_of_shift(mu, delta) - epsilon, 0.0, 30.0, xtol=1e-6)
     )
 
 
 def most(hits: ArrayLike, trials: int, confidence: float) -> Floats:
-    """Return what probabilities do not exceed with that confidence (Clopper and Pearson)."""
+    """Compute upper confidence bounds of probabilities (Clopper and Pearson)."""
     found = np.asarray(hits)
     return np.where(found == trials, 1.0, beta.ppf(confidence, found + 1.0, trials - found))
 
@@ -480,18 +422,11 @@ def most(hits: ArrayLike, trials: int, confidence: float) -> Floats:
 def gaussian_epsilon(
     one: Floats, other: Floats, mu: float, delta: float, confidence: float
 ) -> float:
-    """Return what epsilon is at least, with that confidence, of noise that is nearly normal.
+    """Bound epsilon from below, for nearly normal noise.
 
-    Parameters
-    ----------
-    one, other : ndarray, shape (n,)
-        Projections with the one record and the other, in deviations.
-    mu : float
-        The shift that is expected, halfway of which is the threshold.
-    delta : float
-        Of the budget.
-    confidence : float
-        Of both intervals together.
+    ``one`` and ``other``, shape (n,), are projections with either record, in deviations. The
+    threshold is half of the expected shift ``mu``. ``confidence`` is that of both intervals
+    together.
     """
     each = (1.0 + confidence) / 2.0
     false_alarm = most((one > mu / 2.0).sum(), len(one), each)
@@ -500,10 +435,9 @@ def gaussian_epsilon(
 
 
 def proven_epsilon(one: Floats, other: Floats, mu: float, delta: float, confidence: float) -> float:
-    """Return what epsilon is at least, with that confidence, whatever the law of the noise.
+    """Bound epsilon from below, for any noise; see :func:`gaussian_epsilon`.
 
-    Parameters are those of :func:`gaussian_epsilon`. The threshold is that which promises the
-    largest bound where the shift is ``mu``.
+    The threshold has the largest expected bound where the shift is ``mu``.
     """
     each = (1.0 + confidence) / 2.0
 
@@ -529,7 +463,7 @@ Table = tuple[Floats, Floats]  # rows, labels
 def tables_of(
     record: Record, parties: int, which: slice = _FIRST, *, spread: float = 1.0, seed: int = 1
 ) -> list[Table]:
-    """Return rows and labels of each party; those of party 0 that are ``which`` are the record."""
+    """Make rows and labels of each party; the rows ``which`` of party 0 are the record."""
     rng = np.random.default_rng(seed)
     tables = [
         (0.5 + spread * (rng.random((_ROWS, WIDTH)) - 0.5), np.resize([-1.0, 1.0], _ROWS))
@@ -542,7 +476,7 @@ def tables_of(
 def _both(
     record: Record, parties: int, unit: str, *, held_out: bool, spread: float = 1.0
 ) -> list[tuple[Table, Table]]:
-    """Return of each party the rows to learn from and those held out; the record is in either."""
+    """Make training and held-out rows of each party; the record is in one of the two."""
     which = ALL if unit == "party" else _FIRST
     learned, tests = (_NONE, which) if held_out else (which, _NONE)
     return list(
@@ -555,14 +489,14 @@ def _both(
 
 
 def _outcome(record: Record) -> Floats:
-    """Return the cell of a held-out row among counts, of which there is another for each label."""
+    """Return the cells of a held-out row among counts, one for each label."""
     return np.asarray(np.eye(2)[int(record[1] > 0.0)])
 
 
 # -- FedCG
 
 _BLOCK, _PAIRS, _GAMMA = "own", 2, 300.0
-_EQUATIONS, _LABELS = "equations", 0.5  # the sum; by what labels of length one are multiplied
+_EQUATIONS, _LABELS = "equations", 0.5  # the sum; factor of labels of length one
 _BLOCK_SEED = public_seed(0, _BLOCK)
 
 
@@ -621,7 +555,7 @@ def _moments(record: Record) -> Floats:
 
 
 def _rest(record: Record) -> Floats:
-    """Return what a held-out row leaves, of rows near 1 / 2 whose component is a tangent."""
+    """Return the term of a held-out row: rows near 1 / 2 have a tangent as their component."""
     z, middle = (features_of(np.full((1, WIDTH), x), **_PCA)[0] for x in (record[0], 0.5))
     whole = float((z - middle) @ (z - middle))
     return np.array([min(float(middle @ (z - middle)) ** 2, whole), whole])
@@ -662,7 +596,7 @@ def _pof_mkl(record: Record, parties: int, **budget: Any) -> Run:
 
 
 def signed(record: Record) -> Floats:
-    """Return what moves as a residual of theta zero times features of length one: as labels do."""
+    """Return a term that moves like a residual of theta zero times features of length one."""
     x, y = record
     return np.asarray(y * np.append(x, 1.0))
 
@@ -672,7 +606,7 @@ _RLS_WIDTH = 0.02
 
 
 def _sample(x: Floats, y: Any) -> tuple[Floats, Any]:
-    """Return columns in [-1, 1] and labels in [0, 1], as the client takes them."""
+    """Return columns in [-1, 1] and labels in [0, 1], the units of the client."""
     return 2.0 * x - 1.0, (np.asarray(y) + 1.0) / 2.0
 
 
@@ -714,13 +648,11 @@ LEVEL = 1.0 - 1e-4
 
 
 def lower_bounds(seed: int, method: str | None = None, noise: float = 1.0) -> list[Seen]:
-    """Prove epsilon of the sums with noise, of one method or of all."""
+    """Prove epsilon of the noisy sums of one method, or of all.
+
+    ``noise`` below 1 is the control, see :func:`audit_epsilon`.
+    """
     cases = [case for case in CASES if method in (None, case.method)]
     each = 1.0 - (1.0 - LEVEL) / (2 * len(CASES))
     options: dict[str, Any] = {"draws": DRAWS, "seed": seed, "confidence": each, "noise": noise}
     return [Seen(case.title, audit_epsilon(case, EPSILON, **options).score) for case in cases]
-
-
-def on_less_noise(seed: int, method: str | None = None) -> list[Seen]:
-    """Prove it with a quarter of the noise's variance: the control."""
-    return lower_bounds(seed, method, noise=0.25)

@@ -1,37 +1,18 @@
-"""Rows, or the distances among them, from their squared distances to landmarks.
+"""Compute rows, or the distances among them, from their squared distances to landmarks.
 
-The server of FedCG's naive protocol sees K[i, j] = exp(-gamma |x_i - w_j|^2) for n rows x_i and m
-landmarks w_j. The logarithm gives the squared distances
+The server of FedCG's naive protocol sees K[i, j] = exp(-gamma |x_i - w_j|^2). Its logarithm gives
 
     D[i, j] = |x_i|^2 - 2 x_i^T w_j + |w_j|^2
 
-and these are bilinear in (|x_i|^2, x_i, 1) and (1, w_j, |w_j|^2). What follows depends on what the
-server knows:
-
-1. the landmarks, :func:`trilaterate`: differences of distances are linear in x_i, so that d + 1
-   landmarks in general position give every row, each on its own;
-2. gamma but not the landmarks, :func:`distances_by_svd`: D without its means is -2 X W^T, which
-   gives X but for a linear map A, and the means of D, quadratic in X, give A A^T. These are the
-   rows up to a motion: exact with m >= d + 1 and n > (d + 1) (d + 2) / 2. For fewer rows it is a
-   guess that supposes landmarks scattered alike in all directions, which correlates with the truth
-   by 0.96 and 0.995 on Sonar (d = 60) and Ionosphere (d = 34) with 100 uniform landmarks.
+With known landmarks :func:`trilaterate` gives each row from d + 1 of them in general position. With
+gamma alone :func:`distances_by_svd` gives the rows up to a motion, exact for m >= d + 1 landmarks
+and n > (d + 1) (d + 2) / 2 rows.
 
 Sources: follows from eq. 2.9 and 4.1 of FedCG; the means as linear equations for A A^T are metric
 unfolding, Schönemann, "On Metric Multidimensional Unfolding", Psychometrika 35, 1970.
 
-**Completion** of Euclidean distance matrices: the attacks by which FedCG's section 4 judges itself.
-
-The server is supposed to know the squared distances of n rows to m landmarks and of the landmarks
-to each other, and to guess those among the rows, N = n + m:
-
-    D = [ D_X     D_XW ]
-        [ D_XW^T  D_W  ],   D_X masked                                   (section 4)
-
-Three iterative algorithms (:data:`COMPLETIONS`) take distances, shape (N, N) and symmetric, a mask
-of those that are known, the dimension d of the points, the number of iterations at most and the
-seed of the random start, where there is one. They return all distances.
-:func:`reconstruction_errors` compares them with the closed forms. With D_W
-known these need no completion: D_W gives the landmarks up to a motion, and d + 1 of them every row.
+**Completion.** Section 4 of FedCG judges itself by three iterative algorithms, which guess the
+distances among rows from those to and among landmarks (:func:`reconstruction_errors`).
 
 Sources: Dokmanić, Parhizkar, Ranieri and Vetterli, "Euclidean Distance Matrices", IEEE Signal
 Processing Magazine 32, 2015, algorithms 2 and 4; Mazumder, Hastie and Tibshirani, "Spectral
@@ -41,7 +22,6 @@ Regularization Algorithms for Learning Large Incomplete Matrices", JMLR 11, 2010
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,31 +29,18 @@ from scipy.spatial.distance import cdist
 
 from .seen import Floats
 
-#: What is missing of the means of rows, relative to all means, is rounding below this.
+#: Unexplained means of rows below this, relative to all means, are rounding.
 EXPLAINED = 1e-8
 #: Singular values of float64 below this, relative to the largest, are rounding.
 ROUNDING = 1e-11
 
 
 def trilaterate(distances: Floats, landmarks: Floats) -> Floats:
-    """Compute rows from their squared distances to known landmarks.
+    """Compute rows, (n, d), from their squared distances (n, m) to known landmarks (m, d).
 
-    With the landmarks' mean as origin, D[i, j] less its mean over j is -2 x_i^T w_j plus what is
-    known: m linear equations for x_i. O(n m d).
-
-    Parameters
-    ----------
-    distances : ndarray, shape (n, m)
-        Finite.
-    landmarks : ndarray, shape (m, d)
-        Their positions.
-
-    Returns
-    -------
-    ndarray, shape (n, d)
-        Exact where the landmarks span all dimensions, which takes m > d. Else exact within what
-        they span, and the landmarks' mean across it.
-
+    With the landmarks' mean as origin, D[i, j] less its mean over j is -2 x_i^T w_j plus known
+    numbers: m linear equations for x_i. Exact where the landmarks span all dimensions; else exact
+    within their span, and the landmarks' mean across it.
     """
     origin = landmarks.mean(axis=0)
     w = landmarks - origin
@@ -83,27 +50,12 @@ def trilaterate(distances: Floats, landmarks: Floats) -> Floats:
 
 
 def distances_by_svd(distances: Floats) -> Floats:
-    """Compute the distances among rows from their squared distances to unknown landmarks.
+    """Compute distances among rows, (n, n), from squared distances (n, m) to unknown landmarks.
 
-    1. D less its row and column means is -2 X W^T of centred X and W. Its singular value
-       decomposition, of rank r, gives X = P A with an unknown (r, r) matrix A.
-    2. With M = A A^T, u = A w and w the mean of the landmarks, the means of the rows of D are
-       p_i^T M p_i - 2 p_i^T u + constant: linear in M and u. Then |x_i - x_k|^2 =
-       (p_i - p_k)^T M (p_i - p_k).
-
-    O(n m min(n, m) + n r^4) time, O(n r^2) memory.
-
-    Parameters
-    ----------
-    distances : ndarray, shape (n, m)
-        Finite; in any unit, in which the result is too.
-
-    Returns
-    -------
-    ndarray, shape (n, n)
-        Where the equations leave M open, with the M nearest to that of landmarks scattered alike in
-        all directions; with M of these landmarks where they are too few to see all dimensions.
-
+    D less its row and column means is -2 X W^T of centred X and W. Its singular value decomposition
+    gives X = P A with an unknown matrix A. With M = A A^T, u = A w and the landmarks' mean w, the
+    row means of D are p_i^T M p_i - 2 p_i^T u + constant: linear in M and u. Where they do not
+    determine M, it is the one nearest to landmarks scattered alike in all directions.
     """
     mean = distances.mean()
     rows, columns = distances.mean(axis=1) - mean, distances.mean(axis=0) - mean
@@ -142,37 +94,30 @@ def _centred(values: Floats) -> Floats:
     return np.asarray(values - values.mean(axis=0))
 
 
-# -- completion of a matrix of distances
-
-Mask = NDArray[np.bool_]
+# -- completion of a matrix of distances: of n rows and the landmarks, the block of the rows unknown
 
 _CONVERGED = 1e-9  # relative change between two iterations
 _PENALTIES = 15  # number of lambdas
 
 
 def alternating_descent(
-    distances: Floats, mask: Mask, dimension: int, *, iterations: int = 50, seed: int = 0
+    distances: Floats, n: int, dimension: int, *, iterations: int = 50, seed: int = 0
 ) -> Floats:
     """Minimise the s-stress by one coordinate of one point at a time (Dokmanić et al., alg. 4).
 
-    The s-stress is the sum of (|x_i - x_j|^2 - D[i, j])^2 over known entries. Moving coordinate k
-    of point i by t makes it a quartic in t, which is least at a root of a cubic. Points without a
-    known distance between them do not influence each other's step, so these are moved at once,
-    with the same result: here all rows are one group.
-
-    A sweep takes O(N^2 d) operations and d steps for each group. Starts from random points close
-    together: started far apart it goes slower.
+    Moving a coordinate by t makes the s-stress, the sum of (|x_i - x_j|^2 - D[i, j])^2 over known
+    entries, a quartic in t. No distance between rows is known, so all rows move at once.
     """
-    known, d = _known(mask), np.where(mask, distances, 0.0)
-    count = known.sum(axis=1).astype(np.float64)
-    groups = _independent(known)
+    known, size = _known(distances, n), len(distances)
+    d = np.where(known, distances, 0.0)
+    groups = [np.arange(n), *(np.array([landmark]) for landmark in range(n, size))]
     spread = 1e-3 * np.sqrt(d[known].mean() / dimension)
-    x = np.random.default_rng(seed).normal(0.0, spread, (len(d), dimension))
+    x = np.random.default_rng(seed).normal(0.0, spread, (size, dimension))
     for _ in range(iterations):
         before = x.copy()
         for group in groups:
             weight = known[group].astype(np.float64)
-            number = np.maximum(count[group], 1.0)
+            number = np.maximum(weight.sum(axis=1), 1.0)
             excess = cdist(x[group], x, "sqeuclidean") - d[group]
             for k in range(dimension):
                 gap = x[group, k, None] - x[:, k]
@@ -187,21 +132,20 @@ def alternating_descent(
                 excess += step[:, None] * (step[:, None] + 2.0 * gap)
         if np.linalg.norm(x - before) <= _CONVERGED * np.linalg.norm(x):
             break
-    return cdist(x, x, "sqeuclidean")
+    return cdist(x[:n], x[:n], "sqeuclidean")
 
 
 def rank_alternation(
-    distances: Floats, mask: Mask, dimension: int, *, iterations: int = 300, seed: int = 0
+    distances: Floats, n: int, dimension: int, *, iterations: int = 300, seed: int = 0
 ) -> Floats:
-    """Alternate between matrices of rank d + 2 and what is known (Dokmanić et al., alg. 2).
+    """Alternate between matrices of rank d + 2 and the known entries (Dokmanić et al., alg. 2).
 
-    Keeps the d + 2 largest eigenvalues by magnitude, then puts back known entries and the zero
-    diagonal and makes negative entries 0. Starts with the mean of the known distances; there is
-    nothing random. An iteration takes O(N^3).
+    It keeps the d + 2 largest eigenvalues by magnitude, restores known entries and the zero
+    diagonal, and sets negative entries to 0.
     """
-    known = _known(mask)
-    values = np.where(known, distances, 0.0)
+    known = _known(distances, n)
     fixed = known | np.eye(len(known), dtype=np.bool_)
+    values = np.where(known, distances, 0.0)
     current = np.where(fixed, values, values[known].mean())
     for _ in range(iterations):
         sizes, vectors = np.linalg.eigh(current)
@@ -212,22 +156,20 @@ def rank_alternation(
         current = following
         if change <= _CONVERGED * np.linalg.norm(current):
             break
-    return current
+    return current[:n, :n]
 
 
 def soft_impute(
-    distances: Floats, mask: Mask, dimension: int, *, iterations: int = 300, seed: int = 0
+    distances: Floats, n: int, dimension: int, *, iterations: int = 300, seed: int = 0
 ) -> Floats:
     """Complete by matrices of small nuclear norm (Soft-Impute, Mazumder et al., alg. 1).
 
-    For decreasing lambda, each from the solution of the one before: fill the gaps with the current
-    matrix and shrink all singular values by lambda, until nothing changes. The matrix is symmetric:
-    its singular values are the magnitudes of its eigenvalues. Its diagonal is known to be 0. Uses
-    neither the dimension nor anything random. An iteration takes O(N^3).
+    For decreasing lambda, each from the solution before: fill the gaps and shrink all singular
+    values, the magnitudes of eigenvalues, by lambda.
     """
-    known = _known(mask)
-    values = np.where(known, distances, 0.0)
+    known = _known(distances, n)
     fixed = known | np.eye(len(known), dtype=np.bool_)
+    values = np.where(known, distances, 0.0)
     current = np.zeros_like(values)
     largest = float(np.linalg.norm(values, 2))
     grid = np.geomspace(0.5 * largest, 1e-4 * largest, _PENALTIES)
@@ -240,46 +182,29 @@ def soft_impute(
             current = following
             if change <= 1e-5 * np.linalg.norm(current):
                 break
-    return np.where(fixed, values, current)
+    return np.where(fixed, values, current)[:n, :n]
 
 
 #: The algorithms by name.
-COMPLETIONS: Mapping[str, Callable[..., Floats]] = MappingProxyType(
-    {
-        "alternating-descent": alternating_descent,
-        "rank-alternation": rank_alternation,
-        "soft-impute": soft_impute,
-    }
-)
+COMPLETIONS: Mapping[str, Callable[..., Floats]] = {
+    "alternating-descent": alternating_descent,
+    "rank-alternation": rank_alternation,
+    "soft-impute": soft_impute,
+}
 
 
-def _known(mask: Mask) -> Mask:
-    """Return the mask without the diagonal."""
-    return np.asarray(mask & ~np.eye(len(mask), dtype=np.bool_))
-
-
-def _independent(known: Mask) -> list[NDArray[np.intp]]:
-    """Part points into groups without known distances inside; greedily, in order."""
-    groups, left = [], list(range(len(known)))
-    while left:
-        tied = np.zeros(len(known), dtype=np.bool_)
-        group = []
-        for i in left:
-            if not tied[i]:
-                group.append(i)
-                tied |= known[i]
-        groups.append(np.array(group))
-        taken = set(group)
-        left = [i for i in left if i not in taken]
-    return groups
+def _known(distances: Floats, n: int) -> NDArray[np.bool_]:
+    """Mark all entries but those among the first n points, and the diagonal."""
+    known = ~np.eye(len(distances), dtype=np.bool_)
+    known[:n, :n] = False
+    return known
 
 
 def _least_of_quartic(square: Floats, linear: Floats, constant: Floats) -> Floats:
-    """Return where quartics are least.
+    """Return where quartics with derivative t^3 + square t^2 + linear t + constant are least.
 
-    Their derivatives are t^3 + square t^2 + linear t + constant, with t = y - square / 3
-    y^3 + p y + q. The quartic is least at the root farthest from 0 on the side opposite to q: the
-    largest of y^3 + p y - |q|, by the cosine where p < 0, else by hyperbolic functions.
+    t = y - square / 3 gives y^3 + p y + q. The quartic is least at the root farthest from 0 on the
+    side opposite to q, by the cosine where p < 0, else by hyperbolic functions.
     """
     shift = square / 3.0
     p = linear - 3.0 * shift**2
@@ -295,38 +220,17 @@ def _least_of_quartic(square: Floats, linear: Floats, constant: Floats) -> Float
     return np.asarray(np.where(q > 0.0, -y, y) - shift)
 
 
-def reconstruction_errors(
-    x: Floats, landmarks: Floats, *, iterations: int | None = None, seed: int = 0
-) -> dict[str, float]:
-    """Compare the completions with the closed forms on the distances among rows (figure 8).
+def reconstruction_errors(x: Floats, landmarks: Floats, *, seed: int = 0) -> dict[str, float]:
+    """Compute the relative error of each algorithm on the distances among rows (figure 8).
 
-    Parameters
-    ----------
-    x : ndarray, shape (n, d)
-        Rows, which the server does not know.
-    landmarks : ndarray, shape (m, d)
-        Known to the completions by D_W and D_XW, to ``trilateration`` themselves, and to ``svd`` by
-        D_XW only.
-    iterations : int or None (default: None)
-        Of the completions; None for what each has by default.
-    seed : int (default: 0)
-        Of their random starts.
-
-    Returns
-    -------
-    dict of str to float
-        Relative error of D_X in the Frobenius norm, of ``alternating-descent``,
-        ``rank-alternation``, ``soft-impute``, ``svd`` and ``trilateration``.
+    The completions know distances to and among landmarks, ``trilateration`` the landmarks, and
+    ``svd`` the distances to them only.
     """
-    points = np.vstack([x, landmarks])
-    n = len(x)
+    points, n = np.vstack([x, landmarks]), len(x)
     distances = cdist(points, points, "sqeuclidean")
-    mask = np.ones(distances.shape, dtype=np.bool_)
-    mask[:n, :n] = False
     truth, seen = distances[:n, :n], distances[:n, n:]
-    given = {} if iterations is None else {"iterations": iterations}
     found = {
-        name: complete(np.where(mask, distances, 0.0), mask, x.shape[1], seed=seed, **given)[:n, :n]
+        name: complete(distances, n, x.shape[1], seed=seed)
         for name, complete in COMPLETIONS.items()
     }
     rows = trilaterate(seen, landmarks)
@@ -336,5 +240,5 @@ def reconstruction_errors(
 
 
 def relative_error(estimate: Floats, truth: Floats) -> float:
-    """Return |estimate - truth| / |truth| in the Frobenius norm."""
+    """Compute |estimate - truth| / |truth| in the Frobenius norm."""
     return float(np.linalg.norm(estimate - truth) / np.linalg.norm(truth))

@@ -1,23 +1,18 @@
-"""FDSKL against its active party: phases of the others' columns, with known directions or without.
+"""Attack FDSKL at its active party: phases of the others' columns.
 
-An active party has, of the other parties together, o + b modulo 2 pi for each row and direction:
-o = omega^T x, and b is the same for all rows. Differences of rows are therefore omega^T (x_i - x_0)
-modulo 2 pi:
+An active party has o + b modulo 2 pi of the others together, for each row and direction: o =
+omega^T x, and b is the same for all rows. Known directions omega, as in the paper, give x_i - x_0
+(:class:`.inversion.Phases`). With secret ones the mean cosine of differences is the kernel, which
+gives distances among rows to about sqrt(2 / number of directions), and columns of two values
+(:mod:`.single_rows`).
 
-* where all parties know the directions omega, as in the paper, they give x_i - x_0: short
-  directions tell the turns of longer ones (:mod:`.phases`);
-* where they are secret, the mean cosine of differences is the kernel, which gives distances among
-  rows to about sqrt(2 / number of directions). They also give columns of two values, of one-hot
-  codes or not, up to order and 0/1 (:mod:`.single_rows`).
-
-Source: follows from Algorithm 3 and section 3.2 of Gu et al., KDD 2020, whose Theorem 7 says that
-there is no such attack.
+Source: follows from Algorithm 3 and section 3.2 of Gu et al., KDD 2020, against its Theorem 7.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -28,14 +23,12 @@ from fedkern_flwr.kernels.random_features import SEED_BYTES, draw_directions
 
 from ...clients import VerticalKernelClient
 from ...strategies import FDSKL
-from ..engines import simulate
 from ..papers import fdskl as paper
 from .inversion import Phases, nearest_turn
-from .seen import Floats, Seen, Watched, Watcher, correlation, made_up_table, served
+from .seen import Floats, SeenRun, Watched, correlation, made_up_table
 from .single_rows import columns_of_phases, share_of_columns
 
 PARTIES, OWN, ROWS, DIRECTIONS = 4, 2, 60, 400  # OWN: columns of each
-OTHERS = OWN * (PARTIES - 1)
 GAMMA = 1.0 / (PARTIES * OWN)
 _TURN = 2.0 * np.pi
 _SIGMAS = 6.0
@@ -50,7 +43,7 @@ class Angles:
     values : ndarray, shape (n, R)
         o + b of the others, modulo 2 pi.
     noise : float
-        Standard deviation of what rounding did to them.
+        Standard deviation of their rounding.
     truth : ndarray, shape (n, d)
         The others' columns.
     """
@@ -60,13 +53,13 @@ class Angles:
     truth: Floats
 
     def differences(self, directions: Floats) -> Floats:
-        """Compute x_i - x_0 with directions, (R, d); NaN where no x explains all angles."""
+        """Compute x_i - x_0 with directions, shape (R, d); NaN where no x explains all angles."""
         error = np.full((1, len(directions)), np.sqrt(2.0) * self.noise)
         radius = float(directions.shape[1] ** 0.5)
         found = np.full((len(self.values) - 1, directions.shape[1]), np.nan)
         for i, seen in enumerate(self.values[1:] - self.values[0]):
-            turned = Phases(seen[None], error, np.ones(1), directions[None], radius)
-            x = turned.unwrap()
+            phases = Phases(seen[None], error, np.ones(1), directions[None], radius)
+            x = phases.unwrap()
             if x is not None:
                 expected = directions @ x
                 exact = expected + nearest_turn(seen - expected)
@@ -83,25 +76,33 @@ class Angles:
         return np.asarray(-np.log(np.clip(mean, 1.0 / np.sqrt(count), 1.0)) / gamma)
 
     def score(self, guesses: Iterable[Floats]) -> float:
-        """Return the correlation of differences with the true ones, by the best of some guesses."""
+        """Compute the correlation of differences with the true ones, by the best guess."""
         truth = self.truth[1:] - self.truth[0]
         return max(correlation(np.nan_to_num(self.differences(g)), truth) for g in guesses)
 
     def columns_found(self) -> float:
-        """Return the share of the others' columns of two values that phases give."""
+        """Compute the share of the others' columns of two values that phases give."""
         return share_of_columns(columns_of_phases(self.values, self.noise), self.truth)
 
 
 def table(seed: int, *, binary: bool = False) -> tuple[Floats, Floats]:
-    """Return the rows of all parties, those of the active party first, and labels."""
+    """Make the rows of all parties, those of the active party first, and labels."""
     x, y = made_up_table(ROWS, PARTIES * OWN, seed)
     if binary:
         x[:, OWN:] = x[:, OWN:] > 0.5
     return x, y
 
 
-def of_paper(seed: int, *, binary: bool = False) -> tuple[Angles, Floats]:
-    """Run Algorithm 3; return what the active worker receives, and the directions of the others."""
+@dataclass(frozen=True)
+class Printed:
+    """What the active worker of Algorithm 3 receives, and the others' directions."""
+
+    angles: Angles
+    omega: Floats
+
+
+def printed(seed: int, *, binary: bool = False) -> Printed:
+    """Run Algorithm 3."""
     x, _ = table(seed, binary=binary)
     omega = paper.draw_directions(seed, DIRECTIONS, PARTIES * OWN, GAMMA)
     masks = paper.draw_masks(seed, DIRECTIONS, PARTIES)
@@ -110,24 +111,25 @@ def of_paper(seed: int, *, binary: bool = False) -> tuple[Angles, Floats]:
     paper.add_phases(np.split(x, PARTIES, axis=1), omega, masks, trees, sent)
     received = [a for _, to, name, a in sent if (to, name) == ("worker 0", "o + b")]
     values = np.sum(received, axis=0) % _TURN
-    return Angles(values, 1e-12, x[:, OWN:]), omega[:, OWN:]
+    return Printed(Angles(values, 1e-12, x[:, OWN:]), omega[:, OWN:])
 
 
-@dataclass
-class Insider(Watched):
-    """What a party of FDSKL has besides: its secret, and the phases that it received."""
+class PhasesRun(SeenRun):
+    """Run FDSKL on columns of parties, the first with labels ``y`` 0 and 1."""
 
-    secret: bytes = b""
-    received: list[tuple[Any, Floats]] = field(default_factory=list)
-    step: float = 0.0
+    def __init__(self, parts: Sequence[Floats], y: Floats, strategy: FDSKL) -> None:
+        def party(context: Any, k: int) -> VerticalKernelClient:
+            labels: dict[str, Any] = {} if k else {"y": y, "classes": (0, 1)}
+            return VerticalKernelClient(context, parts[k], **labels)
 
+        super().__init__(strategy, party, len(parts))
+        active = self.watched[0].noted
+        rows, values = (np.concatenate(found) for found in zip(*active["received"], strict=True))
+        noise = active["step"] * float(np.sqrt(len(parts) / 12.0))
+        self.secret: bytes = active["secret"]
+        self.angles = Angles(values, noise, np.hstack(parts[1:])[rows])
 
-class Insiders(Watcher):
-    """Watches all parties of one run in this process."""
-
-    insider = Insider
-
-    def listen(self, client: Any, insider: Any) -> None:
+    def listen(self, client: Any, insider: Watched) -> None:
         """Have a client note the phases that it receives, less its own part."""
         take = client._take_delivered
 
@@ -137,79 +139,51 @@ class Insiders(Watcher):
             take(request)
             if rows is None or "pending rows" in arrays or not count:
                 return
-            insider.secret, insider.step = client.kept.seed, _TURN / 2.0 ** settings["phase_bits"]
+            step = _TURN / 2.0 ** settings["phase_bits"]
             omega, offsets = client.directions(client.partition, 0, count)
-            phases = np.array(client.store().read(rows, count)) * insider.step
+            phases = np.array(client.store().read(rows, count)) * step
             values = phases - client.features_at(rows) @ omega.T - offsets
-            insider.received.append((arrays["order"][rows], values % _TURN))
+            received = [*insider.noted.get("received", ()), (arrays["order"][rows], values % _TURN)]
+            insider.noted |= {"secret": client.kept.seed, "step": step, "received": received}
 
         client._take_delivered = taken
 
-
-@dataclass(frozen=True)
-class Recorded:
-    """A run of FDSKL by default, and what its active party received."""
-
-    strategy: FDSKL
-    angles: Angles
-    secret: bytes
-
     def guesses(self) -> list[Floats]:
-        """Return directions that the active party may draw: by its own secret, or by none."""
+        """Return directions that the active party may draw: by its own secret, or by zeros."""
         law = DIRECTIONS, OWN, self.strategy.kernel, GAMMA
         secrets = self.secret, bytes(SEED_BYTES)
         return [np.hstack([draw_directions(s, 0, *law)] * (PARTIES - 1)) for s in secrets]
 
 
-def run_on(parts: Sequence[Floats], y: Floats, strategy: FDSKL) -> Recorded:
-    """Run FDSKL on columns of some parties, the first of which has the labels 0 and 1."""
-
-    def party(context: Any, k: int) -> VerticalKernelClient:
-        labels: dict[str, Any] = {} if k else {"y": y, "classes": (0, 1)}
-        return VerticalKernelClient(context, parts[k], **labels)
-
-    insiders = Insiders()
-    simulate(strategy, insiders.watch(served(party)), len(parts))
-    active = insiders.parties[0]
-    rows, values = (np.concatenate(parts) for parts in zip(*active.received, strict=True))
-    noise = active.step * float(np.sqrt(len(parts) / 12.0))
-    return Recorded(strategy, Angles(values, noise, np.hstack(parts[1:])[rows]), active.secret)
-
-
 @cache
-def default_run(seed: int, *, binary: bool = False) -> Recorded:
+def default_run(seed: int, *, binary: bool = False) -> PhasesRun:
     """Run FDSKL with its default options, but for width, penalty and number of directions."""
     x, y = table(seed, binary=binary)
     strategy = FDSKL(features=DIRECTIONS, gamma=GAMMA, regularization=1e-3, seed=seed)
-    return run_on(np.split(x, PARTIES, axis=1), y, strategy)
+    return PhasesRun(np.split(x, PARTIES, axis=1), y, strategy)
 
 
-def on_paper(seed: int) -> list[Seen]:
+# -- what the attacks measure
+
+
+def rows_found(run: Printed, seed: int) -> float:
     """Compute the others' rows from phases of known directions."""
-    angles, omega = of_paper(seed)
-    return [Seen("active party", angles.score([omega]))]
+    return run.angles.score([run.omega])
 
 
-def on_default(seed: int) -> list[Seen]:
-    """Try directions that the active party could draw; compute distances without any."""
-    run = default_run(seed)
-    pairs = np.triu_indices(len(run.angles.truth), 1)
-    found = run.angles.distances(GAMMA)[pairs]
-    near = correlation(found, cdist(run.angles.truth, run.angles.truth, "sqeuclidean")[pairs])
-    said = "distances between the rows of the others together"
-    return [
-        Seen("active party", abs(run.angles.score(run.guesses()))),
-        Seen("active party, distances only", near, said, run.strategy.privacy()),
-    ]
+def rows_guessed(run: PhasesRun, seed: int) -> float:
+    """Try directions that the active party could draw."""
+    return abs(run.angles.score(run.guesses()))
 
 
-def columns_on_paper(seed: int) -> list[Seen]:
-    """Compute columns of two values from phases, as if the directions were not known."""
-    return [Seen("active party", of_paper(seed, binary=True)[0].columns_found())]
+def distances_found(run: PhasesRun, seed: int) -> float:
+    """Compute distances without any directions."""
+    truth = run.angles.truth
+    pairs = np.triu_indices(len(truth), 1)
+    true = cdist(truth, truth, "sqeuclidean")[pairs]
+    return correlation(run.angles.distances(GAMMA)[pairs], true)
 
 
-def columns_on_default(seed: int) -> list[Seen]:
-    """Compute columns of two values from the phases of the default."""
-    run = default_run(seed, binary=True)
-    said = "columns of two values, up to their order and 0/1"
-    return [Seen("active party", run.angles.columns_found(), said, run.strategy.privacy())]
+def columns_found(run: Printed | PhasesRun, seed: int) -> float:
+    """Compute columns of two values without any directions."""
+    return run.angles.columns_found()

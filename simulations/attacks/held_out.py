@@ -1,20 +1,13 @@
-"""What counts of held-out rows say of a person's label: how many labels are certain.
+"""Read labels from counts of held-out rows, and categories from their frequencies.
 
-The attacker knows a person's columns and the model, so also the score, and reads the sum that the
-server opens. The score says in which bin the person is. If that bin has rows of one class only, the
-label is certain. Rows are counted in two halves; who knows the half looks at that half alone.
+An attacker with a person's columns and the model knows the score, and so the bin of the opened
+counts. If all rows of that bin have one class, the label is certain. A server may also send a model
+chosen for a person: a hyperplane that separates only this person, of which the confusion matrix
+shows the label. Run as a program, it prints the tables of docs/held-out-rows.md.
 
-A server that makes the model from sums may send another one, chosen for one person: a hyperplane
-beyond which nobody else is. Then the confusion matrix says the label of that person.
-
-Run as a program, it prints the tables of docs/held-out-rows.md.
-
-**Names of categories from how many rows each has, as the server sees them of a common encoder.**
-
-The names are hashed under a secret of the holders, their counts are not hidden. Who knows how
-frequent the categories of a column are in the population puts the names in that order
-(a frequency attack, as on deterministic encryption: Naveed, Kamara and Wright, "Inference attacks
-on property-preserving encrypted databases", CCS 2015).
+**Names of categories.** A common encoder shows the server how many rows each category has; names
+are hashed. Frequencies in the population give the names in that order (Naveed, Kamara and Wright,
+"Inference attacks on property-preserving encrypted databases", CCS 2015).
 """
 
 from __future__ import annotations
@@ -30,21 +23,21 @@ from fedkern_flwr.judging.figures import Judged, Yardstick, bins_of, calibrating
 Floats = NDArray[np.float64]
 
 _CENTRE, _SPREAD = 0.4, 0.45  # of the scores of a class: an AUC of 0.9, as on the table magic
-_MARGIN = 1e-9  # by which the person is beyond the hyperplane
+_MARGIN = 1e-9  # of the person to the hyperplane
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is learned from the counts of a run.
+    """Labels known from the counts of a run.
 
     Attributes
     ----------
     bins : int
         Bins of the histograms.
     known_half, unknown_half : float
-        Share of the rows whose label is certain.
+        Share of the rows with a certain label.
     auc_error : float
-        Largest error of the AUC that comes from the bins.
+        Largest binning error of the AUC.
     """
 
     bins: int
@@ -59,22 +52,14 @@ def former_bins(rows: int) -> int:
 
 
 def draw_scores(rows: int, seed: int) -> tuple[Floats, Floats]:
-    """Return scores and labels of -1 and 1 of held-out rows, shapes (rows, 1)."""
+    """Make scores and labels -1 and 1 of held-out rows, shapes (rows, 1)."""
     rng = np.random.default_rng(seed)
     labels = np.where(rng.random((rows, 1)) < 0.35, 1.0, -1.0)
     return _CENTRE * labels + _SPREAD * rng.standard_normal((rows, 1)), labels
 
 
 def read_labels(scores: Floats, labels: Floats, bins: int) -> Known:
-    """Count held-out rows as nodes do, and read labels from the sum.
-
-    Parameters
-    ----------
-    scores, labels : ndarray, shape (n, 1)
-        Outputs of the model, and labels of -1 and 1.
-    bins : int
-        Bins of the histograms.
-    """
+    """Count held-out rows as nodes do, and read labels -1 and 1 from the sum."""
     half = calibrating(map(str, range(len(scores))), b"of the node alone")
     yard = Yardstick(2, 1, bins=bins)
     total = yard.count(scores, labels, half)
@@ -94,7 +79,7 @@ def read_labels(scores: Floats, labels: Floats, bins: int) -> Known:
 
 
 def compare_bins(rows: int, runs: int = 20) -> tuple[Known, Known]:
-    """Return the means over runs with the bins before that rule, and with those of today."""
+    """Compute means over runs, with the former bins and with those of today."""
     means = []
     for bins in (former_bins(rows), bins_of(rows, 2)):
         found = [read_labels(*draw_scores(rows, seed), bins) for seed in range(runs)]
@@ -105,7 +90,7 @@ def compare_bins(rows: int, runs: int = 20) -> tuple[Known, Known]:
 
 
 def choose_model(rows: int, columns: int, seed: int) -> bool:
-    """Judge a linear model that is chosen for one person; tell whether the label is read.
+    """Return whether a linear model chosen for one person shows the label.
 
     The server knows this person's columns, and mean and covariance of all rows.
     """
@@ -123,7 +108,7 @@ def choose_model(rows: int, columns: int, seed: int) -> bool:
 
 
 def main() -> None:
-    """Print a row for each number of held-out rows, before and now; labels by chosen models."""
+    """Print a row for each number of held-out rows, and labels by chosen models."""
     for rows in (200, 2_000):
         for when, one in zip(("before", "now"), compare_bins(rows), strict=True):
             shares = f"{one.known_half:.3f} | {one.unknown_half:.3f} | {one.auc_error:.4f}"
@@ -149,17 +134,13 @@ BLOOD_GROUPS = {
 
 
 def names_of(counts: NDArray[np.int64], shares: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the most likely category of each count, by its share of the population.
-
-    Of all ways to give each count a category of its own it is the likeliest one, if rows are drawn
-    at random.
-    """
+    """Find the most likely assignment of categories to counts, for rows drawn at random."""
     likely = counts[:, None] * np.log(shares)
     return np.asarray(linear_sum_assignment(likely, maximize=True)[1])
 
 
 def named_rows(rows: int, seed: int) -> float:
-    """Return the share of so many random rows whose blood group the server names."""
+    """Compute the share of random rows with a blood group that the server names."""
     shares = np.array(list(BLOOD_GROUPS.values()))
     counts = np.random.default_rng(seed).multinomial(rows, shares / shares.sum())
     right = names_of(counts, shares) == np.arange(len(shares))

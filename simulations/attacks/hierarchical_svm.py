@@ -1,18 +1,16 @@
-"""HierarchicalSVM against its agents: what the paper's two protocols show of single users.
+"""Attack HierarchicalSVM at its agents, by the paper's two protocols and by the default.
 
-**Consensus.** Agents get sums over the other groups around a ring. An agent adds its center z_i to
-the running sum, so that the agents before and after it together have z_i. With all centers, eq. 11
+**Consensus.** An agent adds its center z_i to a running sum around a ring, so the agents before and
+after it together have z_i. With all centers, eq. 11
 
     z_i = N rho / (1 + N rho) [sum_j (w_ij + r_ij) / N_i + sum_{k != i} z_k] / S
 
-gives them the sum of w_ij + r_ij over the group between: of a user alone in its group its own
-vector.
+gives them the sum of w_ij + r_ij over the group between: of a lone user its own vector.
 
-**Secure product.** To multiply with its columns, a user sends its agent vectors Z orthogonal to
-them. A guess of a column is right if it is orthogonal to Z.
+**Secure product.** A user sends its agent vectors Z orthogonal to its columns. A guess of a column
+is right if it is orthogonal to Z.
 
-By default all sums are under pairwise masks. The attack reads a user's masked vectors as numbers:
-its first model is C sum_n a_n y_n (x_n, 1) / rho, and outputs of its columns lie in their span.
+By default all sums have pairwise masks, and the attack reads masked vectors as numbers.
 
 Source: sections 3.3, 5.1.3 and eq. 11 of Jia, Guo and Fang, IEEE TNSE 2019, in the reading of
 :mod:`..papers.hierarchical_svm`.
@@ -31,9 +29,8 @@ from fedkern_flwr.groups import messages as wire
 
 from ...clients import SVMClient
 from ...strategies import HierarchicalSVM
-from ..engines import Transcript, simulate
 from ..papers import hierarchical_svm as paper
-from .seen import Floats, Seen, SeenRun, Watcher, correlation, made_up_table, served
+from .seen import Floats, SeenRun, closeness, correlation, made_up_table
 
 COLUMNS, ROUNDS = 24, 6
 GROUPS = (3, 3, 3)  # users of each
@@ -50,14 +47,8 @@ _KEY = b"a key of all parties but the server"
 # -- the paper's protocols
 
 
-def between_neighbours(sizes: tuple[int, ...], seed: int) -> float:
-    """Compute a lone user's w + r of each iteration from what agents of the ring have.
-
-    Returns
-    -------
-    float
-        1 less the relative error, over all iterations; at least 0.
-    """
+def between_neighbours(seed: int, sizes: tuple[int, ...] = (2, 1, 2)) -> float:
+    """Compute a lone user's w + r of each iteration from what agents of the ring have."""
     x, y = made_up_table(ROWS * sum(sizes), COLUMNS, seed)
     users = [(x[k : k + ROWS], 2.0 * y[k : k + ROWS] - 1.0) for k in range(0, len(x), ROWS)]
     cuts = np.cumsum([0, *sizes])
@@ -73,12 +64,11 @@ def between_neighbours(sizes: tuple[int, ...], seed: int) -> float:
         - sum(centers[i][t] for i in range(count) if i != target)
         for t in range(ROUNDS - 1)
     ]
-    error = np.linalg.norm(np.array(found) - np.array(truth[:-1])) / np.linalg.norm(truth[:-1])
-    return max(0.0, 1.0 - float(error))
+    return closeness(found, truth[:-1])
 
 
 def _centers(sent: Iterable[paper.Message], agent: int, count: int) -> list[Floats]:
-    """Return z of an agent before each iteration: what left it less what came to it."""
+    """Return z of an agent before each iteration: the sum that it sent less the one it received."""
     ring = f"ring of agent {(agent + 1) % count}"
     came = [a for _, to, name, a in sent if (to, name) == (f"agent {agent}", ring)]
     left = [a for one, _, name, a in sent if (one, name) == (f"agent {agent}", ring)]
@@ -86,10 +76,9 @@ def _centers(sent: Iterable[paper.Message], agent: int, count: int) -> list[Floa
 
 
 def guessed(columns: Floats, vectors: Floats, rng: np.random.Generator) -> float:
-    """Return how much oftener than by chance the true column is found among ten orders of it.
+    """Compute how much oftener than by chance the true column is found among ten permutations.
 
-    Columns are first made uncorrelated, so that no trial repeats another: what is orthogonal to
-    columns is orthogonal to their combinations.
+    Columns are made uncorrelated before, so that no trial repeats another.
     """
     left, size, _ = np.linalg.svd(columns - columns.mean(axis=0), full_matrices=False)
     hits = []
@@ -100,18 +89,15 @@ def guessed(columns: Floats, vectors: Floats, rng: np.random.Generator) -> float
     return float(np.mean(hits) * CHOICES - 1.0) / (CHOICES - 1)
 
 
-def on_paper(seed: int) -> list[Seen]:
-    """Attack the paper's consensus and its secure product."""
+def columns_guessed(seed: int) -> float:
+    """Guess columns by the vectors of the paper's secure product."""
     rng, scores = np.random.default_rng(seed), []
     x, y = made_up_table(TESTED, 10, seed)
     for block in BLOCKS:
         columns = x[:, block] - x[:, block].mean(axis=0)
         _, sent = paper.secure_product(columns, y - y.mean(), seed=seed)
         scores.append(guessed(columns, next(a for *_, name, a in sent if name == "Z"), rng))
-    return [
-        Seen("two agents of the ring", between_neighbours((2, 1, 2), seed)),
-        Seen("agent, secure product", float(np.mean(scores))),
-    ]
+    return float(np.mean(scores))
 
 
 # -- the default
@@ -120,43 +106,40 @@ def on_paper(seed: int) -> list[Seen]:
 class SVMRun(SeenRun):
     """A recorded run of HierarchicalSVM."""
 
-    name, kinds, opening = "HierarchicalSVM", wire, wire.SVMRequest
+    kinds, opening = wire, wire.SVMRequest
 
 
 @cache
-def horizontal(seed: int, **options: Any) -> tuple[SVMRun, Floats]:
-    """Run users with rows in groups with agents; return the sum of y (x, 1) over each user's."""
+def horizontal(seed: int, **options: Any) -> SVMRun:
+    """Run users with rows in groups with agents."""
     x, y = made_up_table(ROWS * sum(GROUPS), COLUMNS, seed)
-    labels, users = 2.0 * y - 1.0, sum(GROUPS)
-    group_of = np.repeat(np.arange(len(GROUPS)), GROUPS)
+    users, group_of = sum(GROUPS), np.repeat(np.arange(len(GROUPS)), GROUPS).tolist()
 
     def party(context: Any, k: int) -> SVMClient:
         if k >= users:
             return SVMClient(context, role="agent", group=k - users)
         mine = slice(k * ROWS, (k + 1) * ROWS)
-        group = int(group_of[k])
-        return SVMClient(context, x[mine], labels[mine], group=group, classes=(-1, 1))
+        labels = 2.0 * y[mine] - 1.0
+        return SVMClient(context, x[mine], labels, group=group_of[k], classes=(-1, 1))
 
-    transcript = Transcript()
     strategy = HierarchicalSVM(architecture="hierarchical", C=1.0, seed=seed, **options)
-    simulate(strategy, served(party), users + len(GROUPS), num_rounds=ROUNDS, transcript=transcript)
+    return SVMRun(strategy, party, users + len(GROUPS), num_rounds=ROUNDS)
+
+
+def models_read(run: SVMRun, seed: int) -> float:
+    """Compute the mean correlation of users' masked vectors with the sum of y (x, 1)."""
+    x, y = made_up_table(ROWS * sum(GROUPS), COLUMNS, seed)
     scaled = (x - x.mean(axis=0)) / x.std(axis=0)
-    full = labels[:, None] * np.column_stack([scaled, np.ones(len(x))])
-    return SVMRun(transcript), full.reshape(users, ROWS, -1).sum(axis=1)
-
-
-def masked_models(seed: int) -> float:
-    """Return the mean correlation of users' masked vectors with what their rows add to."""
-    run, truth = horizontal(seed)
-    vectors = [
-        v
+    full = (2.0 * y - 1.0)[:, None] * np.column_stack([scaled, np.ones(len(x))])
+    truth = full.reshape(sum(GROUPS), ROWS, -1).sum(axis=1)
+    scores = [
+        correlation(v.read()[: truth.shape[1]], truth[v.partition])
         for v in run.masked()
         if v.order.name.partition("#")[0] in (wire.GROUP_SUM, wire.FLAT_SUM)
         and not v.delivered
         and v.partition < len(truth)  # of users, not of agents
     ]
-    numbers = [(v.read()[: truth.shape[1]], truth[v.partition]) for v in vectors]
-    return float(np.mean([correlation(found, true) for found, true in numbers]))
+    return abs(float(np.mean(scores)))
 
 
 @cache
@@ -177,22 +160,12 @@ def vertical(seed: int) -> SVMRun:
         own: dict[str, Any] = {"ids": everybody, "y": labels, "classes": (-1, 1)}
         return SVMClient(context, role="owner", alignment_key=_KEY, **own)
 
-    insiders, transcript = Watcher(), Transcript()
     strategy = HierarchicalSVM(partition="vertical", C=1.0, seed=seed)
-    parties = users + len(BLOCKS) + 1
-    simulate(
-        strategy,
-        insiders.watch(served(party)),
-        parties,
-        num_rounds=2 * TESTED,
-        transcript=transcript,
-    )
-    return SVMRun(transcript, insiders)
+    return SVMRun(strategy, party, users + len(BLOCKS) + 1, num_rounds=2 * TESTED)
 
 
-def masked_outputs(seed: int) -> float:
-    """Test guesses of columns by users' masked outputs, as if they were orthogonal to columns."""
-    run = vertical(seed)
+def outputs_read(run: SVMRun, seed: int) -> float:
+    """Guess columns by users' masked outputs, as if they were orthogonal to columns."""
     rng, scores = np.random.default_rng(seed), []
     outputs: dict[int, list[Floats]] = {}
     for v in run.masked():
@@ -200,21 +173,13 @@ def masked_outputs(seed: int) -> float:
         if v.order.name == wire.OUTPUT_SUM and user and not v.delivered:
             outputs.setdefault(v.partition, []).append(v.read())
     for user, sent in outputs.items():
-        asked = next(run.requests(wire.ColumnsRequest, user))
-        client = run.insiders.parties[user].client
+        request = next(run.requests(wire.ColumnsRequest, user))
+        client = run.watched[user].client
         order = client.table.order(run.session, client.alignment_key)
-        columns = client.table.x[order[asked.take]]
-        place = asked.place[asked.place < asked.rows]
-        numbers = np.stack([one.reshape(asked.rows, -1)[place, 0] for one in sent], axis=1)
+        columns = client.table.x[order[request.take]]
+        place = request.place[request.place < request.rows]
+        numbers = np.stack([one.reshape(request.rows, -1)[place, 0] for one in sent], axis=1)
         few = numbers[:, : len(place) // 3]
         vectors = np.linalg.qr(few - few.mean(axis=0))[0]
-        scores.append(guessed(columns[asked.place < asked.rows], vectors, rng))
-    return float(np.mean(scores))
-
-
-def on_default(seed: int) -> list[Seen]:
-    """Read masked vectors of both splits as numbers."""
-    return [
-        Seen("server, rows at users", abs(masked_models(seed))),
-        Seen("agent and server, columns at groups", max(0.0, masked_outputs(seed))),
-    ]
+        scores.append(guessed(columns[request.place < request.rows], vectors, rng))
+    return max(0.0, float(np.mean(scores)))

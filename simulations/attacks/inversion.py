@@ -1,41 +1,26 @@
-"""Inversion of POF-MKL's gradients: plain updates of one sample, and sums of several.
+"""Invert POF-MKL's gradients: of one sample, and sums of several.
 
-**Plain updates.** A client that takes one sample (x, y) per round sends, for each kernel i that it
-chose,
+**One sample.** A client with one sample (x, y) a round sends, for each chosen kernel i,
 
     g_i = (2 (f_i - y) z_i(x) + 2 lambda theta_i) / p_i,    f_i = theta_i^T z_i(x)        (eq. 9)
 
-with z_i(x) = [sin(rho_i^T x), cos(rho_i^T x)] / sqrt(D). The server knows theta, lambda, the
-frequencies rho (their seed is public) and, with exploration 1, the probability p. With less it is
-private, and found in the gradient itself, since the penalty is divided by it as well. So:
+with z_i(x) = [sin(rho_i^T x), cos(rho_i^T x)] / sqrt(D). The server knows theta, lambda, rho and,
+with exploration 1, p. A private p follows from the gradient, since it divides the penalty as well.
 
-1. h_i = g_i - 2 lambda theta_i / p is a multiple of z_i, and because |z_i| = 1 it is z_i up to its
-   sign: |h_i| = 2 |f_i - y| / p;
-2. with u_i = h_i / |h_i| and that sign s_i, y = s_i (theta_i^T u_i - p |h_i| / 2), the same
-   number for every kernel;
-3. sines and cosines give the phases rho^T x modulo 2 pi, up to the sign of their kernel. Rows lie
-   in the unit ball, so the phases of wide kernels cannot wrap, and what they tell about x unwraps
-   those of narrower ones (:class:`Phases`);
-4. Gauss-Newton on eq. 9 itself, with all kernels, gives x and y to the last digits.
-
-The server can tell that it is right: 2 m D numbers are explained by d + 1.
+1. h_i = g_i - 2 lambda theta_i / p is a multiple of z_i with |h_i| = 2 |f_i - y| / p. It gives
+   z_i = s_i h_i / |h_i| with a sign s_i;
+2. y = s_i (theta_i^T h_i / |h_i| - p |h_i| / 2) is the same for every kernel;
+3. sines and cosines give the phases rho^T x modulo 2 pi, up to the sign of their kernel. In the
+   unit ball phases of wide kernels do not wrap, and they unwrap the others (:class:`Phases`);
+4. least squares on eq. 9 give the last digits.
 
 Source: follows from eq. 9 of Ghari and Shen, "Personalized Online Federated Learning with Multiple
 Kernels", NeurIPS 2022.
 
-**Sums.** The total that a round releases is, for kernel i and n samples (eq. 9 summed over the
-clients),
-
-    g_i = (sum_s 2 (f_i(x_s) - y_s) z_i(x_s) + 2 n lambda theta_i) / p,    f_i = theta_i^T z_i
-
-The server knows theta, lambda, n, p and the frequencies in z_i (their seed is public), so these are
-2 N D equations for n (d + 1) unknowns. They are solved by least squares (Levenberg and Marquardt):
-n rows start around the middle and are fitted to the kernels in which phases do not wrap, with a
-pull towards the middle that grows weaker step by step. Without it most starts end where rows of
-huge, opposite weight cancel. Narrower kernels fix what is found to the last digits.
-
-The server can tell that it is right: there are more numbers than unknowns. Where there are fewer,
-the first rows that explain the numbers are one of infinitely many solutions.
+**Sums.** Eq. 9 summed over n samples is 2 N D equations for n (d + 1) unknowns, solved by
+Levenberg-Marquardt. Rows start around the middle and are fitted to kernels in which phases do not
+wrap, with a decreasing pull towards the middle: without it most starts end where rows of huge,
+opposite weight cancel. Narrower kernels give the last digits.
 
 Source: sums of sines and cosines of few points determine the points (sparse inverse problems, e.g.
 Candes and Fernandez-Granda, CPAM 2014).
@@ -44,7 +29,7 @@ Candes and Fernandez-Granda, CPAM 2014).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,9 +52,9 @@ class Phases(NamedTuple):
     Attributes
     ----------
     angles, noise : ndarray, shape (m, D)
-        The phases, wrong by pi in kernels of negative sign, and the size of their errors.
+        The phases, off by pi in kernels of negative sign, and the size of their errors.
     labels : ndarray, shape (m,)
-        A number that is the same for all kernels, times the sign of the kernel; 0 where unknown.
+        A number common to all kernels, times the kernel's sign; 0 where unknown.
     frequencies : ndarray, shape (m, D, d)
         rho.
     radius : float
@@ -85,14 +70,14 @@ class Phases(NamedTuple):
     def unwrap(self) -> Floats | None:
         """Find x by least squares, from the widest frequencies to the narrowest.
 
-        What is known so far confines x to an ellipsoid, at first the ball, and so each phase to an
-        interval. If that is shorter than half a turn it tells the sign of the kernel, if shorter
-        than a turn the phase itself, which makes the ellipsoid smaller.
+        The ellipsoid of possible x confines each phase to an interval. One below half a turn
+        determines the sign of the kernel, one below a turn the phase. These make the ellipsoid
+        smaller.
 
         Returns
         -------
         ndarray, shape (d,), or None
-            None when the kernels are too narrow for this.
+            None when the kernels are too narrow.
         """
         rho, dimension = self.frequencies, self.frequencies.shape[2]
         floor = _LEAST_NOISE * np.maximum(1.0, self.radius * np.linalg.norm(rho, axis=2))
@@ -130,8 +115,6 @@ def nearest_turn(angles: Floats) -> Floats:
 
 # -- a gradient of one sample
 
-_NEWTON_STEPS = 12  # of Gauss-Newton, at most
-
 
 @dataclass(frozen=True)
 class Inversion:
@@ -142,8 +125,8 @@ class Inversion:
     x : ndarray, shape (d,)
     y : float
     misfit : float
-        Norm of what the sample leaves unexplained of the gradient, relative to the gradient: about
-        1e-14, in float32 1e-6, where the server knows the sample to be right, else 0.1 and more.
+        Relative norm of the unexplained part: about 1e-14, in float32 1e-6, if the sample is right,
+        else 0.1 and more.
     """
 
     x: Floats
@@ -161,28 +144,27 @@ def invert_gradient(
     precision: Precision = "float64",
     radius: float = 1.0,
 ) -> Inversion | None:
-    """Compute x and y of the one sample from which a gradient was made (eq. 9).
+    """Compute x and y of the one sample of a gradient (eq. 9).
 
     Parameters
     ----------
     gradient, theta : ndarray, shape (m, 2D)
-        Gradients of m kernels, and the parameters at which they were taken.
+        Gradients of m kernels, and their parameters.
     frequencies : ndarray, shape (m, D, d)
-        Frequencies of these kernels, as rounded by the client.
+        As rounded by the client.
     probability : float or None
-        The p by which the gradients were divided; None where each kernel has a private one.
+        The divisor p; None where each kernel has a private one.
     regularization : float
         lambda.
     precision : {"float32", "float64"} (default: "float64")
-        Arithmetic of the client.
+        Of the client.
     radius : float (default: 1.0)
         Bound on |x|.
 
     Returns
     -------
     Inversion or None
-        None when the gradient does not fix x: all zero, or too few frequencies. When no sample
-        explains the gradient, the last guess.
+        None when the gradient does not determine x.
     """
     given = gradient.any(axis=1)
     if not given.any():
@@ -202,10 +184,7 @@ def invert_gradient(
 
 
 class _Kernels:
-    """The gradients (m, 2D) of some kernels, supposed to be of one sample, and scale = 1 / p.
-
-    Kernels whose p is not known, and cannot be found, are left out.
-    """
+    """Gradients (m, 2D) of kernels, supposed to be of one sample, and scale = 1 / p where found."""
 
     def __init__(
         self,
@@ -247,7 +226,7 @@ class _Kernels:
         return np.where(clear, b / (2.0 * self.regularization), np.nan)
 
     def start(self, radius: float) -> Floats | None:
-        """Return x as the phases of the kernels have it."""
+        """Return x from the phases of the kernels."""
         seen = self._clarity > 1e3 * self.rounding  # f_i is not y
         if not seen.any():  # nor of kernels of which there are none
             return None
@@ -266,49 +245,31 @@ class _Kernels:
         ).unwrap()
 
     def refine(self, x: Floats) -> Inversion:
-        """Fit eq. 9 to the gradients by Gauss-Newton, from a start within the last turn."""
-        z, _ = self._features(x)
-        labels = np.vecdot(self.theta, z) - np.vecdot(self.residual, z) / (2.0 * self.scale[:, 0])
-        y, size = float(np.median(labels)), np.linalg.norm(self.gradient)
-        best = Inversion(x, np.nan, np.inf)
-        for _ in range(_NEWTON_STEPS):
-            model, slopes = self._model(x, y)
-            missing = self.gradient - model
-            misfit = float(np.linalg.norm(missing) / size)
-            if not misfit < best.misfit:
-                break
-            best = Inversion(x, y, misfit)
-            flat = slopes.reshape(-1, self.dimension + 1)
-            step = np.linalg.lstsq(flat, missing.ravel(), rcond=1e-13)[0]
-            x, y = x + step[:-1], y + float(step[-1])
-        return best
-
-    def _features(self, x: Floats) -> tuple[Floats, Floats]:
-        """Return z(x), shape (m, 2D), and its derivative, shape (m, 2D, d)."""
+        """Fit eq. 9 to the gradients, from a start within the last turn."""
+        given = Release(
+            total=self.gradient,
+            theta=self.theta,
+            frequencies=self.frequencies,
+            bandwidths=np.ones(len(self.theta)),
+            samples=1,
+            regularization=self.regularization,
+            scale=self.scale,
+        )
+        sums, root = Equations(given), np.sqrt(self.features)
         phase = self.frequencies @ x
-        sine, cosine = np.sin(phase), np.cos(phase)
-        z = np.concatenate([sine, cosine], axis=1)
-        turned = np.concatenate([cosine, -sine], axis=1)
-        slope = turned[..., None] * np.concatenate([self.frequencies] * 2, axis=1)
-        root = np.sqrt(self.features)
-        return z / root, slope / root
-
-    def _model(self, x: Floats, y: float) -> tuple[Floats, Floats]:
-        """Return eq. 9, shape (m, 2D), and its derivatives, shape (m, 2D, d + 1)."""
-        z, dz = self._features(x)
-        error = np.vecdot(self.theta, z) - y
-        factor = 2.0 * self.scale
-        model = factor * (error[:, None] * z + self.regularization * self.theta)
-        dx = z[..., None] * (self.theta[:, None] @ dz) + error[:, None, None] * dz
-        return model, factor[..., None] * np.concatenate([dx, -z[..., None]], axis=2)
+        z = np.concatenate([np.sin(phase), np.cos(phase)], axis=1) / root
+        labels = np.vecdot(self.theta, z) - np.vecdot(self.residual, z) / (2.0 * self.scale[:, 0])
+        row = np.append(x, np.median(labels))[None]
+        (found,), _ = _fit(sums, row, np.zeros(row.shape[1]), row[0])
+        misfit = np.linalg.norm(sums.missing(found[None])) / np.linalg.norm(sums.target)
+        return Inversion(found[:-1], float(found[-1]), float(misfit))
 
 
 # -- a sum of gradients
 
-#: Root mean square of what is unexplained, over n, below which rows explain the numbers. Right
-#: ones reach 1e-8 in float32, wrong ones 1e-6 and more.
+#: Misfit below which rows explain the numbers: right ones reach 1e-8 in float32, wrong ones 1e-6.
 TOLERANCE = 1e-7
-#: Starts from which rows are fitted, at most.
+#: Starts at most.
 STARTS = 20
 _UNWRAPPED = 0.3  # bandwidths from here on, in which phases do not wrap
 _FINE = 0.1  # from here on features in float32 are those in float64
@@ -319,25 +280,11 @@ _SPREAD, _LABELS = 0.5, 0.3  # of rows in the unit ball, of labels in [0, 1]
 
 @dataclass(frozen=True)
 class Release:
-    """What the server knows of one sum.
+    """What the server knows of one sum: Eq. 9 summed over ``samples``.
 
-    Attributes
-    ----------
-    total : ndarray, shape (N, 2D)
-        The sum over all samples; NaN where a number was not released.
-    theta : ndarray, shape (N, 2D)
-        Parameters at which gradients were taken.
-    frequencies : ndarray, shape (N, D, d)
-        Frequencies rho, as rounded by the clients.
-    bandwidths : ndarray, shape (N,)
-    samples : int
-        Number n of samples in the sum.
-    regularization : float
-        lambda.
-    scale : float (default: 1.0)
-        By what gradients were multiplied, 1 / p.
-    middle : float (default: 0.5)
-        A middling label.
+    ``total`` and ``theta``, shape (N, 2D), are NaN where a number was not released, and the
+    parameters. ``frequencies``, shape (N, D, d), are as rounded by the clients. ``scale`` is 1 / p,
+    a number or of shape (N, 1), and ``middle`` a middling label.
     """
 
     total: Floats
@@ -346,28 +293,19 @@ class Release:
     bandwidths: Floats
     samples: int
     regularization: float
-    scale: float = 1.0
+    scale: Any = 1.0
     middle: float = 0.5
 
 
 def invert_release(release: Release, seed: int, starts: int = STARTS) -> tuple[Floats, float]:
     """Compute all rows and labels of a sum.
 
-    Parameters
-    ----------
-    release : Release
-        The sum.
-    seed : int
-        Of the starts.
-    starts : int (default: 20)
-        Starts at most.
-
     Returns
     -------
     rows : ndarray, shape (n, d + 1)
-        The rows that explain most, labels last.
+        The rows that explain most of at most ``starts``, labels last.
     misfit : float
-        Root mean square of what they leave unexplained of the released numbers, per row.
+        Root mean square of the unexplained numbers, per row.
     """
     rng, dimension = np.random.default_rng(seed), release.frequencies.shape[2]
     wide, all_but_fine = (Equations(release, least) for least in (_UNWRAPPED, _FINE))
@@ -388,14 +326,12 @@ def invert_release(release: Release, seed: int, starts: int = STARTS) -> tuple[F
 
 
 class Equations:
-    """The equations of those kernels whose bandwidth is not below ``least``.
-
-    Of a release without such kernels: of its widest one.
+    """The equations of the kernels with a bandwidth of at least ``least``, or of the widest one.
 
     Attributes
     ----------
     target : ndarray, shape (numbers,)
-        What the rows must add up to.
+        The sum of the rows' terms.
     """
 
     def __init__(self, release: Release, least: float = 0.0) -> None:
@@ -409,7 +345,7 @@ class Equations:
         self.target = (release.total[used] / release.scale - penalty).ravel()[self.given]
 
     def features_of(self, x: Floats) -> tuple[Floats, Floats]:
-        """Return z and its derivative by the phases, each (n, N, 2D)."""
+        """Compute z and its derivative by the phases, each of shape (n, N, 2D)."""
         phase = (x @ self.frequencies.reshape(-1, self.dimension).T).reshape(
             len(x), -1, self.features
         )
@@ -418,17 +354,17 @@ class Equations:
         return np.concatenate([sine, cosine], axis=2), np.concatenate([cosine, -sine], axis=2)
 
     def terms(self, rows: Floats) -> Floats:
-        """Return what each row adds to the numbers released, (n, numbers)."""
+        """Compute what each row adds to the released numbers, shape (n, numbers)."""
         z, _ = self.features_of(rows[:, :-1])
         error = 2.0 * (np.vecdot(z, self.theta) - rows[:, -1:])
         return np.asarray((error[..., None] * z).reshape(len(rows), -1)[:, self.given])
 
     def missing(self, rows: Floats) -> Floats:
-        """Return the model less the numbers released."""
+        """Compute the model less the released numbers."""
         return np.asarray(self.terms(rows).sum(axis=0) - self.target)
 
     def slopes(self, rows: Floats) -> Floats:
-        """Return the derivatives by the rows and their labels, (numbers, n (d + 1))."""
+        """Compute derivatives by rows and labels, shape (numbers, n (d + 1))."""
         z, turned = self.features_of(rows[:, :-1])
         error = np.vecdot(z, self.theta) - rows[:, -1:]
         both = np.concatenate([self.frequencies] * 2, axis=1)  # (N, 2D, d)
@@ -442,7 +378,7 @@ class Equations:
 
 
 def _fit(sums: Equations, rows: Floats, pull: Floats, middle: Floats) -> tuple[Floats, float]:
-    """Fit rows, (n, d + 1), with a pull towards the middle; return them and their misfit."""
+    """Fit rows, shape (n, d + 1), with a pull towards the middle; return them and their misfit."""
     weight = np.diag(np.tile(pull, len(rows)))
 
     def missing(flat: Floats) -> Floats:

@@ -1,10 +1,8 @@
-"""Rows from kernel PCA in a run that asks for the moments again and again, each of another width.
+"""Compute rows from kernel PCA in a run that requests the moments again and again.
 
-With random features of width b / k the sums of a run are those of exp(i k t) over the rows, where t
-is a public direction times the row. From such sums for k = 1, 2, ... Prony's method computes all
-t, one for each row; the sums of products say which t of two directions belong to the same row. Of
-so many directions as there are columns the rows follow. A node that answers a run for one width,
-and opens the moments once, gives one of these sums.
+Random features of width b / k give sums of exp(i k t) over the rows, where t is a public direction
+times the row. From k = 1, 2, ... Prony's method computes all t. Sums of products show which t of
+two directions are of the same row. A node that opens the moments once gives one of these sums.
 
 Run as a program, it attacks four nodes of six rows under the default policy.
 """
@@ -42,7 +40,7 @@ class ManyKernels(KernelPCA):
     widths: Sequence[float] = ()
 
     def rounds(self, parties: Any) -> Any:
-        """Sum for each width; what was opened is in ``opened``, whatever ends the run."""
+        """Sum for each width; ``opened`` has the totals, also of a run that is ended."""
         self.opened: list[Total] = []
         features = self.features or 0
         for width in self.widths:
@@ -59,19 +57,19 @@ def directions(columns: int, features: int, seed: int) -> Floats:
 
 
 def sums_of(x: Floats, features: int, widths: Floats) -> list[Total]:
-    """Return what the server would open for each width, of all rows."""
+    """Compute the totals that a server would open for each width, of all rows."""
     made = [features_of(x, bandwidth=width, features=features, seed=0) for width in widths]
     return [{key: np.asarray(value) for key, value in moments(z).items()} for z in made]
 
 
 def widths_for(frequencies: Floats, requests: int) -> Floats:
-    """Return the widths to ask for, so that angles of rows in the unit cube stay on the circle."""
+    """Choose widths for which angles of rows in the unit cube stay on the circle."""
     most = np.abs(frequencies).sum(axis=1).max()
     return np.asarray(most / (0.95 * np.pi) / np.arange(1, requests + 1))
 
 
 def powers(totals: Sequence[Total], features: int) -> tuple[Any, Any]:
-    """Return sums of exp(i k t_d), shape (k, D), and of exp(i k (t_d + t_e)), shape (k, D, D)."""
+    """Compute sums of exp(i k t_d), shape (k, D), and of exp(i k (t_d + t_e)), shape (k, D, D)."""
     singles, pairs = [], []
     for total in totals:
         sine, cosine = np.split(np.sqrt(features) * total["sum"], 2)
@@ -86,14 +84,14 @@ def powers(totals: Sequence[Total], features: int) -> tuple[Any, Any]:
 
 
 def subspace(sums: Any, rows: int) -> tuple[float, Any]:
-    """Return how well points of these power sums are told apart, and what they span."""
+    """Compute how well points of these power sums can be separated, and their span."""
     column = np.concatenate([[rows], sums])
     values, vectors = np.linalg.eigh(toeplitz(column, column.conj()))
     return float(values[-rows]), vectors[:, -rows:]
 
 
 def points(sums: Any, rows: int) -> Any:
-    """Return the points on the circle whose powers have these sums."""
+    """Compute the points on the circle from sums of their powers."""
     vectors = subspace(sums, rows)[1]
     found = np.linalg.eigvals(np.linalg.lstsq(vectors[:-1], vectors[1:], rcond=None)[0])
     angles, k = np.angle(found), np.arange(1, len(sums) + 1)[:, None]
@@ -123,13 +121,13 @@ def recover(totals: Sequence[Total], frequencies: Floats, width: float) -> Float
 
 
 def found_rows(guess: Floats, rows: Floats, near: float = 1e-6) -> tuple[int, float]:
-    """Return how many rows were found, and the largest error of these."""
+    """Count the rows that were found, and compute the largest error of these."""
     errors = np.abs(guess[:, None] - rows).max(axis=2).min(axis=0)
     return int((errors < near).sum()), float(errors[errors < near].max(initial=0.0))
 
 
 def attack(x: Floats, requests: int = REQUESTS, **client: Any) -> tuple[ManyKernels, str]:
-    """Ask nodes, of no simulation, for many widths; return the server, and what ended the run."""
+    """Request many widths from nodes of a deployment; return the server and the final error."""
     features = 3 * x.shape[2]
     server = ManyKernels(features=features, seed=0)
     server.widths = widths_for(directions(x.shape[2], features, 0), requests).tolist()

@@ -1,8 +1,7 @@
-"""Figures of the attacks on values of single rows, on real tables.
+"""Print the attacks on real tables of docs/fdskl.md, docs/fed-cg.md and docs/secure-gram.md.
 
-Run as a program, it prints the tables of docs/fdskl.md, docs/fed-cg.md and docs/secure-gram.md.
-``FEDKERN_DATA`` names the folder with phishing.npz and a9a.npz; the ratings are MovieLens 100k, as
-a file with columns user, item, rating, time, given as the first argument.
+``FEDKERN_DATA`` names the folder with phishing.npz and a9a.npz. The first argument is a file of
+MovieLens 100k, with columns user, item, rating, time.
 """
 
 from __future__ import annotations
@@ -26,24 +25,23 @@ ROWS = 400
 
 
 def rows_of(name: str, columns: slice, rows: int, seed: int = 0) -> Floats:
-    """Return some rows and columns of a binary table of ``FEDKERN_DATA``."""
+    """Read some rows and columns of a binary table of ``FEDKERN_DATA``."""
     table = np.load(Path(os.environ["FEDKERN_DATA"]) / f"{name}.npz")["X"]
     drawn = np.random.default_rng(seed).choice(len(table), rows, replace=False)
     return np.asarray(table[drawn, columns], np.float64)
 
 
-def phases_of(x: Floats, own: Floats, narrower: float = 1.0, **options: Any) -> fdskl.Recorded:
+def phases_of(x: Floats, own: Floats, narrower: float = 1.0, **options: Any) -> fdskl.Angles:
     """Run FDSKL on columns of two passive parties and of the active one.
 
-    ``narrower`` is by how much the kernel is narrower than by default.
+    ``narrower`` divides the default width of the kernel.
     """
     columns, power = x.shape[1] + own.shape[1], 1 if options.get("kernel") == "laplacian" else 2
     gamma = narrower**power / (4.0 * columns)
     half = x.shape[1] // 2
     strategy = FDSKL(gamma=gamma, regularization=1e-3, seed=0, **options)
-    return fdskl.run_on(
-        [own, x[:, :half], x[:, half:]], np.arange(len(x), dtype=np.float64) % 2, strategy
-    )
+    labels = np.arange(len(x), dtype=np.float64) % 2
+    return fdskl.PhasesRun([own, x[:, :half], x[:, half:]], labels, strategy).angles
 
 
 def columns_of_phases() -> Iterator[str]:
@@ -60,7 +58,7 @@ def columns_of_phases() -> Iterator[str]:
     for name, (hidden, own) in tables.items():
         for rows, narrower, options in cases:
             x = rows_of(name, hidden, rows)
-            angles = phases_of(x, rows_of(name, own, rows), narrower, **options).angles
+            angles = phases_of(x, rows_of(name, own, rows), narrower, **options)
             binary = sum(len(np.unique(column)) == 2 for column in angles.truth.T)
             kinds = len(np.unique(angles.truth, axis=0))
             tolerance = (4.0 * angles.noise) ** 2
@@ -75,7 +73,7 @@ def rows_from_known() -> Iterator[str]:
     rng = np.random.default_rng(0)
     x = rng.random((ROWS, 8))
     for narrower in (1.0, 4.0):
-        angles = phases_of(x, rng.random((ROWS, 8)), narrower).angles
+        angles = phases_of(x, rng.random((ROWS, 8)), narrower)
         values = unwrapped(angles.values, angles_apart(angles.values))
         known = rng.choice(ROWS, 9, replace=False)
         found = from_known(values, known, angles.truth[known])
@@ -91,13 +89,13 @@ def columns_of_distances() -> Iterator[str]:
             blocks = {"first": range(4), "second": range(4, count), "own": range(count, count + 3)}
             rows = [(part, np.arange(ROWS, dtype=np.float64) % 2) for part in np.split(x, 3)]
             columns = {block: tuple(places) for block, places in blocks.items()}
-            run = fed_cg.run_on(rows, columns, FedCG(landmarks=60, seed=0))
+            run = fed_cg.FedCGRun(rows, columns, FedCG(landmarks=60, seed=0))
             share = fed_cg.columns_found(run)
             yield f"{name}, {ROWS} patients, {count} columns: share {share:.3f}"
 
 
 def single_ratings(file: str) -> Iterator[str]:
-    """Yield how well the matrix of half of MovieLens' users tells members and rare ratings."""
+    """Yield how well the matrix of half of MovieLens' users shows members and rare ratings."""
     pairs = np.loadtxt(file, delimiter="\t", skiprows=1, usecols=(0, 1), dtype=str)
     users, items = (np.unique(part, return_inverse=True)[1] for part in pairs.T)
     table: NDArray[np.int64] = np.zeros((users.max() + 1, items.max() + 1), np.int64)
@@ -110,13 +108,13 @@ def single_ratings(file: str) -> Iterator[str]:
             kept = np.argsort(-members.sum(axis=0), kind="stable")[: len(members) // ratio]
             members, others = members[:, kept], others[:, kept]
             kernel = members.T @ members
-            told = secure_gram.members_told(kernel, members, others)
-            rare = secure_gram.rare_ratings_told(kernel, members)
-            found.append((told, rare, members.sum(axis=0).min()))
-        told, rare, support = np.mean(found, axis=0)
+            area = secure_gram.members_found(kernel, members, others)
+            rare = secure_gram.ratings_found(kernel, members)
+            found.append((area, rare, members.sum(axis=0).min()))
+        area, rare, support = np.mean(found, axis=0)
         yield (
             f"{ratio} users an item, {len(kept)} items, each of {support:.0f} users or more: "
-            f"members {told:.2f}, rare ratings {rare:.2f}"
+            f"members {area:.2f}, rare ratings {rare:.2f}"
         )
 
 

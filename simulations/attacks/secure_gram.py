@@ -1,19 +1,16 @@
-"""Secure Gram against whoever gets its matrix: K = X^T X of binary profiles of users.
+"""Attack Secure Gram by its matrix K = X^T X of binary profiles of users.
 
-A secure sum shows its receiver K and nothing else. But K = sum_u x_u x_u^T, and no two sets of
-binary profiles are likely to have the same one. With fewer users than items every profile is found.
-The attack rests on
+No two sets of binary profiles are likely to have the same K = sum_u x_u x_u^T. With fewer users
+than items every profile is found, by the exact test
 
     K - x x^T is positive semidefinite  <=>  x in the range of K and x^T K^+ x <= 1,
 
-with equality if the profiles are linearly independent: an exact test of a single profile. A profile
-that has the items i and j has no item k with K_ik = 0 or K_jk = 0, so that it lies in a space of
-fewer dimensions, where :func:`binary_vector` looks for it as a decoder looks for a word. What is
-found is subtracted, and the rest is easier. No number of users is known to be safe.
+with equality if the profiles are linearly independent. A profile with the items i and j has no item
+k with K_ik = 0 or K_jk = 0, so :func:`binary_vector` searches fewer dimensions. A profile that was
+found is subtracted. No number of users is known to be safe.
 
-Of a profile that somebody knows, x^T K^+ x also tells without a search whether it is in K: it is
-smaller than that of a stranger, and smaller with an item that the user has than without it. Where
-users are many the difference is small, and it never vanishes (:func:`known_profiles`).
+Without a search, x^T K^+ x of a known profile shows whether it is in K: it is smaller than that of
+a stranger, and smaller with an item that the user has than without it.
 
 Source: follows from sections 2 and 3 of Polato, Gallinaro and Aiolli, "Privacy-Preserving Kernel
 Computation For Vertically Partitioned Data"; the search: Fincke and Pohst, "Improved Methods for
@@ -23,6 +20,7 @@ order of V-BLAST.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -35,7 +33,7 @@ from ...strategies import SecureGram
 from ..engines import simulate
 from ..papers import secure_gram as paper
 from .pof_mkl import advantage
-from .seen import Floats, Seen, served
+from .seen import Floats, served
 
 Profiles = NDArray[np.int8]
 
@@ -50,27 +48,15 @@ def peel_profiles(
 ) -> tuple[Profiles, Floats]:
     """Compute profiles one by one, and subtract each.
 
-    Pairs of items that somebody has both of are tried in the order of how many items have been
-    seen with both. O(m^3) for each profile found, O(s^3) for a search among s items.
-
-    Parameters
-    ----------
-    kernel : ndarray, shape (m, m)
-        K, or a difference of such kernels.
-    nodes : int (default: 20000)
-        Steps of a search, at most.
-    patience : int (default: 60)
-        Searches for a profile after which to give up.
-    limit : int, optional
-        Profiles after which to stop.
+    ``nodes`` limits a search, ``patience`` failed searches, ``limit`` profiles.
 
     Returns
     -------
     profiles : ndarray of int8, shape (k, m)
-        If the users are fewer than the items and their profiles are linearly independent, what is
-        found is right. Else it may be a vector that nobody has, unless nothing remains.
+        Right if the users are fewer than the items and their profiles linearly independent, or if
+        nothing remains.
     remaining : ndarray, shape (m, m)
-        The kernel less theirs: that of the users who were not found.
+        The ``kernel`` less theirs.
     """
     remaining, found = np.array(kernel, np.float64), list[Floats]()
     while (limit is None or len(found) < limit) and (remaining.diagonal() > _PRESENT).any():
@@ -92,9 +78,8 @@ def binary_vector(
 ) -> NDArray[np.bool_] | None:
     """Search a binary z with z^T M z <= 1, depth first.
 
-    Entries are settled in the order of how well those before them predict them, each to the value
-    nearer to the prediction first; z^T M z is the sum of the squared errors in units of their
-    standard deviation, and above 1 the branch is given up.
+    The entry that the settled ones predict best comes next, first with the nearer value. z^T M z is
+    the sum of squared errors over variances; above 1 the branch ends.
 
     Parameters
     ----------
@@ -106,11 +91,6 @@ def binary_vector(
         Whether two entries may both be 1.
     nodes : int (default: 20000)
         Steps, at most.
-
-    Returns
-    -------
-    ndarray of bool, shape (s,), or None
-        The first one found.
     """
     vector = np.zeros(len(precision), np.bool_)
     vector[ones] = True
@@ -181,7 +161,7 @@ def _profile_with(
 
 
 def _settling(spread: Floats) -> tuple[NDArray[np.intp], Floats, Floats]:
-    """Order entries by variance given those before; return that, and effects on the others."""
+    """Order entries by variance given those before; return order, variances and effects."""
     left = spread.copy()
     count = len(left)
     order = np.zeros(count, np.intp)
@@ -202,7 +182,7 @@ def _settling(spread: Floats) -> tuple[NDArray[np.intp], Floats, Floats]:
 
 
 def made_up_profiles(users: int, items: int, seed: int) -> NDArray[np.int64]:
-    """Return binary profiles over items of very different popularity, (users, items)."""
+    """Make binary profiles over items of very different popularity, (users, items)."""
     rng = np.random.default_rng(seed)
     popularity = np.clip(0.6 / np.arange(1.0, items + 1.0) ** 0.5, 0.12, 0.5)
     activity = rng.uniform(0.5, 2.0, (users, 1))
@@ -210,75 +190,67 @@ def made_up_profiles(users: int, items: int, seed: int) -> NDArray[np.int64]:
 
 
 def known_profiles(kernel: NDArray[Any], profiles: NDArray[Any]) -> Floats:
-    """Return x^T K^+ x of profiles: the smaller, the more likely they are in K."""
+    """Compute x^T K^+ x of profiles; smaller means more likely in K."""
     inside = np.linalg.pinv(np.asarray(kernel, np.float64), hermitian=True)
     return np.asarray(np.einsum("ui,ij,uj->u", profiles, inside, profiles))
 
 
-def members_told(kernel: NDArray[Any], members: NDArray[Any], others: NDArray[Any]) -> float:
-    """Return the area under the curve of telling members from others, by x^T K^+ x an item."""
+def members_found(kernel: NDArray[Any], members: NDArray[Any], others: NDArray[Any]) -> float:
+    """Compute the area under the curve of members and others, by x^T K^+ x an item."""
     scores = [-known_profiles(kernel, x) / np.maximum(x.sum(axis=1), 1) for x in (members, others)]
     return 0.5 * (1.0 + advantage(*scores))
 
 
-def rating_told(kernel: NDArray[Any], members: NDArray[Any], item: int) -> float:
-    """Return the area under the curve of telling who has an item, all else of them known."""
-    without, with_it = (members.copy() for _ in range(2))
-    without[:, item], with_it[:, item] = 0, 1
-    scores = known_profiles(kernel, without) - known_profiles(kernel, with_it)
-    has = members[:, item] > 0
-    return 0.5 * (1.0 + advantage(scores[has], scores[~has]))
+def ratings_found(kernel: NDArray[Any], members: NDArray[Any], items: int = 10) -> float:
+    """Compute the mean area under the curve of the owners of an item, for rare items."""
+    areas = []
+    for item in np.argsort(members.sum(axis=0), kind="stable")[:items]:
+        without, with_it = (members.copy() for _ in range(2))
+        without[:, item], with_it[:, item] = 0, 1
+        scores = known_profiles(kernel, without) - known_profiles(kernel, with_it)
+        has = members[:, item] > 0
+        areas.append(0.5 * (1.0 + advantage(scores[has], scores[~has])))
+    return float(np.mean(areas))
 
 
-def rare_ratings_told(kernel: NDArray[Any], members: NDArray[Any], items: int = 10) -> float:
-    """Return the mean of :func:`rating_told` over the items that the fewest users have."""
-    rare = np.argsort(members.sum(axis=0), kind="stable")[:items]
-    return float(np.mean([rating_told(kernel, members, item) for item in rare]))
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix and its profiles; of the default also other profiles, and the run."""
+
+    kernel: NDArray[Any]
+    profiles: NDArray[np.int64]
+    others: NDArray[np.int64] | None = None
+    strategy: SecureGram | None = None
+
+    def share_found(self, seed: int) -> float:
+        """Compute the share of users with a profile that is computed from the matrix."""
+        profiles = self.profiles[self.profiles.any(axis=1)]
+        found, _ = peel_profiles(self.kernel, nodes=5_000, patience=20, limit=len(profiles))
+        known = {row.tobytes() for row in found.astype(np.int64)}
+        return float(np.mean([row.tobytes() in known for row in profiles]))
+
+    def rating(self, seed: int) -> float:
+        """Compute the advantage of a test of rare ratings."""
+        return 2.0 * ratings_found(self.kernel, self.profiles) - 1.0
+
+    def profile(self, seed: int) -> float:
+        """Compute the advantage of a test of known profiles."""
+        assert self.others is not None
+        return 2.0 * members_found(self.kernel, self.profiles, self.others) - 1.0
 
 
-def share_found(kernel: NDArray[Any], profiles: NDArray[np.int64]) -> float:
-    """Return the share of users whose profile is computed from a kernel."""
-    found, _ = peel_profiles(kernel, nodes=5_000, patience=20, limit=len(profiles))
-    known = {row.tobytes() for row in found.astype(np.int64)}
-    return float(np.mean([row.tobytes() in known for row in profiles]))
-
-
-def on_paper(seed: int) -> list[Seen]:
-    """Take the matrix apart that the paper's protocol shows of fewer users than items."""
-    x = made_up_profiles(40, 60, seed)
+def printed(seed: int, users: int, items: int) -> Matrix:
+    """Run the paper's protocol."""
+    x = made_up_profiles(users, items, seed)
     kernel, _ = paper.masked_gram(x, np.random.default_rng(seed))
-    return [Seen("server, all users", share_found(kernel, x[x.any(axis=1)]))]
+    return Matrix(kernel, x)
 
 
 @cache
-def default_run(seed: int) -> tuple[NDArray[np.int64], SecureGram]:
-    """Make the matrix of a deployment, which refuses fewer than two rows an item, and its rows."""
-    x = made_up_profiles(80, 36, seed)
+def default_run(seed: int) -> Matrix:
+    """Make the matrix of a deployment, which refuses fewer than two rows an item."""
+    x, others = (made_up_profiles(80, 36, seed + more) for more in (0, 1))
     strategy = SecureGram(seed=seed, allow_recovery=False)
     simulate(strategy, served(lambda context, k: GramClient(context, x[k])), len(x))
-    return x[:, strategy.items_], strategy
-
-
-def on_default(seed: int) -> list[Seen]:
-    """Take the matrix of the default apart."""
-    x, strategy = default_run(seed)
-    return [Seen("server, all users", share_found(strategy.gram_, x))]
-
-
-def ratings_on_paper(seed: int) -> list[Seen]:
-    """Tell who has a rare item from the matrix of the paper, of two users an item."""
-    x = made_up_profiles(80, 36, seed)
-    kernel, _ = paper.masked_gram(x, np.random.default_rng(seed))
-    return [Seen("server, one rating", 2.0 * rare_ratings_told(kernel, x) - 1.0)]
-
-
-def ratings_on_default(seed: int) -> list[Seen]:
-    """Tell who has a rare item, and which known profiles are in the matrix of the default."""
-    x, strategy = default_run(seed)
-    others = made_up_profiles(80, 36, seed + 1)[:, strategy.items_]
-    said = "whether a known row, or one more item of it, is in the sum"
-    found = {
-        "server, one rating": rare_ratings_told(strategy.gram_, x),
-        "server, a profile": members_told(strategy.gram_, x, others),
-    }
-    return [Seen(v, 2.0 * area - 1.0, said, strategy.privacy()) for v, area in found.items()]
+    kept = strategy.items_
+    return Matrix(strategy.gram_, x[:, kept], others[:, kept], strategy)

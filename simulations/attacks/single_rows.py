@@ -1,17 +1,13 @@
-"""What a party that opens values of single rows computes of them: equal rows, columns, known rows.
+"""Compute equal rows, columns of two values and known rows from values of single rows.
 
-The active party of FDSKL has phases of the others' rows x_i, and a hospital of FedCG squared
-distances of its own patients to landmarks that it does not know. Both become linear in x_i:
-
-* phases, wherever each row has another that is near it: along the shortest tree of the rows no
-  phase moves by half a turn, so that their turns are known and omega^T (x_i - x_0) is left;
-* distances less their means, which are -2 (x_i - mean)^T (w_j - mean).
+The active party of FDSKL has phases of the others' rows x_i, a hospital of FedCG squared distances
+of its patients to unknown landmarks. Both become linear in x_i: phases along the minimum spanning
+tree of the rows, where no phase moves by half a turn; distances less their means, which are
+-2 (x_i - mean)^T (w_j - mean).
 
 So the party has all rows up to one linear map (:func:`coordinates`). A column of two values is a
-linear function of them that takes two values, and there are few of those: :func:`two_valued`
-guesses it at as many rows as there are unknowns, and all other rows say which guess is right. It
-does not matter how the columns depend on each other. As many known records as unknowns give the
-map itself (:func:`from_known`).
+linear function of them. :func:`two_valued` guesses it at as many rows as there are unknowns, and
+the other rows verify the guess. As many known records give the map itself (:func:`from_known`).
 
 Source: follows from Algorithm 3 of Gu et al., KDD 2020, and from eq. 2.9 of FedCG.
 """
@@ -33,26 +29,26 @@ from .seen import Floats
 
 #: Most dimensions in which all guesses are tried: 2^18 of them, a few seconds.
 MOST = 18
-_NEAR = 0.25  # of a guessed value to 0 or 1: what is wrong is so at one of many rows
-_FITS = 0.02  # largest error of a column that was found, of all rows
-_EQUAL, _ROUNDED = 1e-12, 1e-8  # of cosines, and of distances in fixed point
+_NEAR = 0.25  # of a guessed value to 0 or 1: a wrong guess fails at one of many rows
+_FITS = 0.02  # largest error of a column over all rows
+_EQUAL, _ROUNDED = 1e-12, 1e-8  # errors of cosines, and of distances in fixed point
 _TINY = 1e-9  # so that equal rows are neighbours in the tree, not strangers
 
 
 def angles_apart(phases: Floats) -> Floats:
-    """Return 1 less the mean cosine of differences of phases, (n, n): 0 where rows are equal."""
+    """Compute 1 less the mean cosine of differences of phases, (n, n): 0 for equal rows."""
     turns = np.exp(1j * phases)
     return np.asarray(1.0 - np.real(turns @ turns.conj().T) / phases.shape[1])
 
 
 def equal_rows(apart: Floats, tolerance: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return a row of each kind, (k,), and the kind of each row, (n,), from how far they are."""
+    """Return a row of each kind, (k,), and the kind of each row, (n,), by their distances."""
     kinds = connected_components(apart < tolerance, directed=False)[1]
     return np.unique(kinds, return_index=True)[1], np.asarray(kinds, np.intp)
 
 
 def unwrapped(phases: Floats, apart: Floats) -> Floats:
-    """Return phases of rows, (n, R), less those of the first row, with the turns that they made."""
+    """Compute phases of rows, (n, R), less those of the first row, with their turns."""
     tree = minimum_spanning_tree(np.maximum(apart, 0.0) + _TINY)
     order, before = breadth_first_order(tree, 0, directed=False)
     found = np.zeros_like(phases)
@@ -63,10 +59,9 @@ def unwrapped(phases: Floats, apart: Floats) -> Floats:
 
 
 def coordinates(values: Floats, noise: float) -> Floats:
-    """Return rows up to a linear map, (n, r), of values that are linear in them, (n, m).
+    """Compute rows up to a linear map, (n, r), from values that are linear in them, (n, m).
 
-    Rows must differ, since equal ones have equal errors. ``noise`` is the standard deviation of
-    these.
+    Rows must differ, since equal ones have equal errors of standard deviation ``noise``.
     """
     left, size, _ = np.linalg.svd(values - values.mean(axis=0), full_matrices=False)
     above = 1.5 * noise * np.sum(np.sqrt(values.shape)) + 1e-10 * size[0]
@@ -74,7 +69,7 @@ def coordinates(values: Floats, noise: float) -> Floats:
 
 
 def columns_of_phases(phases: Floats, noise: float) -> NDArray[np.bool_]:
-    """Return the columns of two values of rows, of their phases."""
+    """Compute the columns of two values of rows from their phases."""
     apart = angles_apart(phases)
     first, kinds = equal_rows(apart, max(_EQUAL, (4.0 * noise) ** 2))
     values = unwrapped(phases[first], apart[np.ix_(first, first)])
@@ -82,7 +77,7 @@ def columns_of_phases(phases: Floats, noise: float) -> NDArray[np.bool_]:
 
 
 def columns_of_distances(distances: Floats) -> NDArray[np.bool_]:
-    """Return the columns of two values of rows, of their squared distances to any landmarks."""
+    """Compute the columns of two values of rows from squared distances to any landmarks."""
     first, kinds = equal_rows(cdist(distances, distances, "chebyshev"), _ROUNDED)
     values = distances[first]
     values = values - values.mean(axis=1, keepdims=True)
@@ -95,9 +90,9 @@ def _for_all(found: NDArray[np.bool_], kinds: NDArray[np.intp]) -> NDArray[np.bo
 
 
 def two_valued(points: Floats) -> NDArray[np.bool_]:
-    """Return all linear functions of points that take two values, (n, k): False at the first row.
+    """Find all linear functions of points that take two values, (n, k): False at the first row.
 
-    With two columns of a group, of which one at most is 1 in a row, their sum is among them.
+    Of two exclusive columns their sum is among them.
     """
     n, r = points.shape
     if r == 0 or r > MOST or n <= r:
@@ -119,16 +114,16 @@ def two_valued(points: Floats) -> NDArray[np.bool_]:
 
 
 def share_of_columns(found: NDArray[np.bool_], truth: Floats) -> float:
-    """Return the share of the columns of two values that are among those found, up to 0 and 1."""
+    """Compute the share of the columns of two values that were found, up to 0 and 1."""
     binary = [column != column[0] for column in truth.T if len(np.unique(column)) == 2]
     known = {column.tobytes() for column in np.ascontiguousarray(found.T)}
     return float(np.mean([column.tobytes() in known for column in binary])) if binary else 0.0
 
 
 def from_known(values: Floats, rows: NDArray[np.intp], known: Floats) -> Floats:
-    """Return all rows, of values that are linear in them and of some that are known.
+    """Compute all rows from values that are linear in them, and known rows.
 
-    ``rows`` are the places of the known ones, (d + 1,) at least, and ``known`` their columns.
+    ``rows`` are the indices of d + 1 or more known rows, and ``known`` their columns.
     """
     points = values - values[rows[0]]
     map_ = np.linalg.lstsq(known - known[0], points[rows], rcond=None)[0]

@@ -1,4 +1,4 @@
-"""Keys for a deployment on this machine: an authority, a server certificate, keys of nodes."""
+"""Make keys for a deployment on this machine: an authority, a server certificate, keys of nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CURVE = ec.SECP384R1  # what Flower takes for nodes
 def make_certificates(folder: Path, days: float = 365.0) -> None:
     """Write ``ca.crt``, ``server.pem`` and ``server.key`` for localhost and 127.0.0.1.
 
-    The authority's key is not kept: the folder's certificates are all that it signs.
+    The authority's key is not kept, so it signs nothing else.
     """
     authority, server = ec.generate_private_key(_CURVE()), ec.generate_private_key(_CURVE())
     name = _name("fedkern-flwr deployment")
@@ -57,7 +57,7 @@ def make_certificates(folder: Path, days: float = 365.0) -> None:
 
 
 def make_node_key(path: Path) -> None:
-    """Write a node's private key to ``path`` and its public key beside it, with suffix .pub."""
+    """Write a node's private key to ``path``, and its public key with suffix .pub."""
     key = ec.generate_private_key(_CURVE())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)

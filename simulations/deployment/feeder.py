@@ -1,7 +1,7 @@
-"""What writes the rows that come to a node's socket into the file from which the node reads them.
+"""Write the rows from a node's socket into the file from which the node reads them.
 
-A message is answered by a process of its own, which could not keep a socket. So one process takes
-the lines, and what a run reads is a file that grows, as any other.
+A process per message cannot keep a socket. So one process takes the lines, and a run reads a
+growing file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,7 @@ _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Spool:
-    """The file of a feeder, for this user's eyes only; others that write into it are refused.
-
-    A beginning of a line that an earlier feeder left behind is cut off.
-
-    Parameters
-    ----------
-    path : Path
+    """The file of a feeder, private to this user, without an unfinished last line.
 
     Raises
     ------
@@ -51,7 +45,7 @@ class Spool:
         self._head = text[: text.find(b"\n") + 1]
 
     def add(self, line: bytes) -> None:
-        """Add a line; the names of columns, with which every sender may begin, once."""
+        """Add a line; the header, which every sender may repeat, once."""
         if not line.strip() or line == self._head:
             return
         self._head = self._head or line
@@ -61,7 +55,7 @@ class Spool:
 
 
 async def serve(address: Address, path: Path) -> None:
-    """Take lines from whoever connects, until this process is told to end.
+    """Take lines from all connections until this process is ended.
 
     Raises
     ------
@@ -103,7 +97,7 @@ def feed(address: Address, path: Path) -> None:
 
 
 def _clear(path: str) -> None:
-    """Remove the socket that a feeder left behind which has ended."""
+    """Remove the socket of a feeder that has ended."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)

@@ -1,7 +1,7 @@
-"""SuperLink and SuperNodes on this machine, as they run between organisations.
+"""Run SuperLink and SuperNodes on this machine, as between organisations.
 
-Every part is a process of its own that listens on 127.0.0.1 only: a SuperLink with TLS that takes
-registered nodes alone, and a SuperNode per party with a key, a configuration and files of its own.
+Every part is a process that listens on 127.0.0.1 only: a SuperLink with TLS for registered nodes,
+and a SuperNode per party with its own key, configuration and files.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ CONNECTION = "deployed"  # what the connection is called on Flower's command lin
 
 _HOST = "127.0.0.1"
 _START = 60.0  # seconds for SuperLink and nodes to come up
-_LOOK = 0.5  # seconds from one look at nodes and runs to the next
-#: Below those from which Linux and other systems let connections begin: whoever is told of a port
-#: there may find it taken when it comes to listen on it.
+_LOOK = 0.5  # seconds between two looks at nodes and runs
+#: Below the ports of outgoing connections on Linux and other systems: such a port may be taken
+#: between the test and its use.
 _PORTS, _TRIES = range(16_384, 32_768), 100
 _QUOTED = 300  # characters of a log in an error
 _SWIFT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}  # seconds; Flower's default is 1
@@ -59,18 +59,16 @@ class LocalDeployment:
     nodes : sequence of mapping
         The configuration of each node.
     say : callable
-        Told what is going on.
+        Called with the current step.
     warm : bool (default: True)
         Whether nodes stay warm.
 
     Attributes
     ----------
-    address : str
-        Host and port of the SuperLink.
-    environment : dict
-        What Flower's command line needs to find it.
+    address, environment : str, dict
+        Of the SuperLink, and for Flower's command line.
     keep : bool
-        Whether the processes are left running on exit.
+        Whether the processes continue after exit.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class LocalDeployment:
         self.address = ""
         self.keep = False
         refuse_running(self.folder / "pids")
-        home = self.folder / "flwr"  # what an earlier deployment left there is of no use
+        home = self.folder / "flwr"  # files of an earlier deployment
         shutil.rmtree(home, ignore_errors=True)
         make_private_folder(home)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -280,7 +278,7 @@ class LocalDeployment:
         write_atomically(path, text.encode(), private=True)
 
     def _ask(self, call: Callable[[Control], _T]) -> _T:
-        """Ask the SuperLink something.
+        """Call the SuperLink.
 
         Raises
         ------
@@ -297,7 +295,7 @@ class LocalDeployment:
 
 
 def refuse_running(pids: Path) -> None:
-    """Refuse a folder whose deployment is still running.
+    """Refuse a folder with a running deployment.
 
     Raises
     ------
@@ -313,7 +311,7 @@ def refuse_running(pids: Path) -> None:
 
 
 def refuse_missing(path: str) -> None:
-    """Refuse to start where a program of Flower's is not found: nodes would wait for it silently.
+    """Refuse to start without a program of Flower's: nodes would wait for it without an error.
 
     Raises
     ------
@@ -329,7 +327,7 @@ def refuse_missing(path: str) -> None:
 
 
 def _looks(seconds: float, pause: float = _LOOK) -> Iterator[float]:
-    """Yield the seconds that have passed, again and again, until they are too many."""
+    """Yield the seconds that have passed, with pauses, until they are too many."""
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
         yield passed
@@ -337,12 +335,12 @@ def _looks(seconds: float, pause: float = _LOOK) -> Iterator[float]:
 
 
 def free_port(ports: Sequence[int] = _PORTS) -> int:
-    """Return a port of this machine that nobody listens on, and that no connection begins from.
+    """Return a free port of this machine, which no outgoing connection uses.
 
     Parameters
     ----------
     ports : sequence of int
-        Those of which some are tried.
+        Ports to try.
 
     Raises
     ------
@@ -360,7 +358,7 @@ def free_port(ports: Sequence[int] = _PORTS) -> int:
 
 
 def ended(what: str, log: Path) -> EngineError:
-    """Return the error of what has ended: the last line of its log, with the code that it names."""
+    """Return the error of an ended process: the last line of its log, with its code."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     said, code = quoted_code(lines[-1].strip() if lines else "its log is empty")
     return EngineError(

@@ -1,4 +1,4 @@
-"""The files of a deployed node, written from what the client of a simulated node gets."""
+"""Write the files of a deployed node from the arguments of a simulated client."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Secrets:
-    """The secrets of all nodes of a deployment, drawn from the operating system.
+    """Draw the secrets of all nodes of a deployment from the operating system.
 
-    Those of simulated nodes follow from the seed of the run, which everybody may know.
+    Those of simulated nodes follow from the seed of the run, which is public.
     """
 
     def __init__(self) -> None:
         self._drawn: dict[tuple[str, str], bytes] = {}
 
     def replace(self, partition: int, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a client with secrets that nobody can compute.
+        """Return the arguments of a client with random secrets.
 
         The alignment key is common to all nodes, a landmark seed to the holders of a block, a
         frequency seed is a node's own.
@@ -67,15 +67,13 @@ def write_node(
     Parameters
     ----------
     folder : Path
-        The node's own folder, for this user's eyes only.
+        The node's own folder, private to this user.
     partition, partitions : int
-        Which of how many nodes it is.
+        Number of the node, and of all nodes.
     own : mapping
-        Arguments of its client: ``x``, ``y``, ``ids`` and their ``_test`` twins, ``columns``,
-        ``classes``, secrets, options; or sparse ``x`` with ``users`` and ``items``. ``id_name`` and
-        ``label_name`` are what the columns are called.
+        Arguments of its client; ``id_name`` and ``label_name`` are names of columns.
     policy : NodePolicy, optional
-        What it takes part in; the defaults without one.
+        Its policy (default: the defaults).
     """
     make_private_folder(folder)
     config: NodeConfig = {"partition-id": partition, "num-partitions": partitions}
@@ -137,7 +135,7 @@ def _write_tables(folder: Path, own: Mapping[str, Any]) -> NodeConfig:
 
 
 def _class_names(classes: Sequence[float | str]) -> tuple[str, ...]:
-    """Return the names by which a node's files call classes: numbers where commas part others."""
+    """Return the names of classes in a node's files: numbers where names have commas."""
     names, labels = name_classes(classes)
     return names if read_classes(",".join(names)) == names else name_classes(labels)[0]
 
@@ -199,7 +197,7 @@ def _numbers(values: Any) -> list[str]:
 
 
 def _cells(values: Any, kind: str, words: Sequence[str]) -> list[str]:
-    """Write a column as a file has it: categories by their names, truths and dates as text."""
+    """Write a column: categories by their names, booleans and dates as text."""
     if kind == "number":
         return _numbers(values)
 

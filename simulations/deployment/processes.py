@@ -1,4 +1,4 @@
-"""Processes that are started together and leave nothing behind."""
+"""Start processes together and end them all."""
 
 from __future__ import annotations
 
@@ -15,26 +15,10 @@ from fedkern_flwr.errors import EngineError
 
 
 class Processes:
-    """Processes with a log each, each the leader of a group of its own.
+    """Processes with a log each, each the leader of its own group.
 
-    A group holds what its leader starts, so that it is stopped with it, and a Ctrl-C at the
-    terminal does not reach it: the order of stopping is ours.
-
-    Parameters
-    ----------
-    environment : mapping
-        Environment of all of them.
-    pids : Path
-        File that lists the leaders while they run.
-    grace : float (default: 10.0)
-        Seconds that they have to end before they are killed.
-
-    Attributes
-    ----------
-    started : dict
-        Name -> process.
-    logs : dict
-        Name -> file that its process prints to.
+    A group ends as a whole. A Ctrl-C at the terminal does not reach it: we choose the sequence. The
+    file ``pids`` lists the leaders; after ``grace`` seconds they are killed.
     """
 
     def __init__(self, environment: Mapping[str, str], pids: Path, grace: float = 10.0) -> None:
@@ -43,7 +27,7 @@ class Processes:
         self.logs: dict[str, Path] = {}
 
     def start(self, name: str, command: Sequence[str | Path], log: Path) -> int:
-        """Start a process, which may not run yet; return its id.
+        """Start a process; return its id.
 
         Raises
         ------
@@ -82,14 +66,14 @@ class Processes:
         self.kill(name)
 
     def kill(self, name: str) -> None:
-        """Kill a process with all it has started, without a chance to say goodbye."""
+        """Kill a process and its group at once."""
         process = self.started.pop(name)
         _signal(process, signal.SIGKILL)
         process.wait()
         self._note()
 
     def stop(self) -> None:
-        """Stop all, the last one first; kill what has not ended in time, or at another Ctrl-C."""
+        """Stop all, the last one first; kill those that do not end in time, or at Ctrl-C."""
         running = [*reversed(self.started.values())]
         try:
             for process in running:
@@ -112,6 +96,6 @@ class Processes:
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Send a signal to the group of a process, if there is anything left of it."""
+    """Send a signal to the group of a process, if it still exists."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)

@@ -1,8 +1,7 @@
-"""What a node tells those who watch it: its log, its status, and figures for Prometheus.
+"""Report on a node: its log, its status, and figures for Prometheus.
 
-The status is ``node-status.json`` of its state-dir. It has times, counts and lines that the node
-itself writes: nothing of its data, and of what a client prints nothing, since a traceback may quote
-a cell.
+The status is ``node-status.json`` of its state-dir. It has times, counts and lines of the node
+itself, nothing of its data or of clients: a traceback may quote a cell.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from fedkern_flwr.watch import Family, write_figures
 FILE = "node-status.json"
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_ENDED = "ZX"  # states of a process that is over and that nobody has asked for yet
+_ENDED = "ZX"  # states of a process that has ended and is not reaped yet
 _STARTED = 19  # place of the start time in /proc/PID/stat, counted from behind the name
 
 SUPERNODE = "supernode"
@@ -56,14 +55,12 @@ class Line:
     Attributes
     ----------
     source : str
-        Who printed it: ``supernode``, ``executor``, ``client`` or ``node``, which keeps them.
+        ``supernode``, ``executor``, ``client`` or ``node``.
     text : str
-        What it says, without colours and the level.
+        Without colours and the level.
     level : str
-        ``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``CRITICAL``; of a line that states none,
-        such as those of a traceback, the level of the line before.
+        Without a stated one, as in tracebacks, that of the line before.
     run : int, optional
-        The run that it is about, if it is known.
     """
 
     source: str
@@ -72,26 +69,26 @@ class Line:
     run: int | None = None
 
     def to_json(self) -> str:
-        """Return it as one JSON object on a line."""
+        """Return one JSON object on a line."""
         return json_line(self.text, self.level, self.source, self.run)
 
 
 class LogReader:
-    """Makes lines of what one process prints.
+    """Parse the output of one process.
 
     Parameters
     ----------
     source : str
-        Who prints.
+        The process.
     run : int, optional
-        The run that all of it is about.
+        The run of all its lines.
     """
 
     def __init__(self, source: str, run: int | None = None) -> None:
         self.source, self.run, self._level = source, run, "INFO"
 
     def line(self, printed: str) -> Line:
-        """Return the parts of a line that was printed, which comes without its end."""
+        """Parse a printed line, without its end."""
         text = plain_line(printed, _LONGEST)
         found = _LEVEL.match(text)
         if found is not None:
@@ -105,9 +102,9 @@ class LogReader:
 
 
 def connection(line: Line) -> bool | None:
-    """Tell from a line of the SuperNode whether it reaches the SuperLink; None if it says neither.
+    """Return whether a line of the SuperNode says that it reaches the SuperLink; None for neither.
 
-    Only what the SuperNode itself prints counts.
+    Only lines of the SuperNode itself count.
     """
     if line.source != SUPERNODE:
         return None
@@ -121,39 +118,29 @@ def connection(line: Line) -> bool | None:
 
 @dataclass
 class NodeStatus:
-    """What a node says of itself; times are UTC.
+    """Status of a node; times are UTC, empty where they do not apply.
 
     Attributes
     ----------
     superlink : str
         Address of the SuperLink.
-    pid : int
-        The node's process.
-    process : str
-        When that process was started, as the system tells: what distinguishes it from a later one
-        of the same number.
+    pid, process : int, str
+        The node's process, and its start: a later one may have the same number.
     version : str
-        Of fedkern-flwr.
-    started, written : str
-        When the node was started, and when this was written.
+    started, written, connected_since, message_since, last_message : str
+        Times: start, writing, connection, current message, last message.
     connected : bool
         Whether its SuperNode reaches the SuperLink.
-    connected_since : str
-        Since when; empty if it does not.
-    busy : int
-        Messages that are being answered.
-    run, message_since : str
-        The run of the message at hand, and when it came; empty if there is none.
+    busy, run : int, str
+        Messages being answered, and the run of the current one.
     stuck : str
-        What is wrong with it, if it should be over by now.
+        The problem, if the message should be over.
     messages, failures : int
-        Messages that were taken, and those that ended in an error or whose process died.
+        Messages taken, and those that ended in an error or the death of their process.
     message_seconds, cpu_seconds : float
-        What answering them took, and of that of the processors.
-    last_message : str
-        When the last one was taken.
+        Time and processor time of answers.
     last_error : str
-        The last line about something that went wrong at the node itself.
+        The last line about an error of the node itself.
     """
 
     superlink: str
@@ -176,19 +163,19 @@ class NodeStatus:
     last_error: str = ""
 
     def write(self, folder: Path) -> None:
-        """Write it into a folder, for this user's eyes only."""
+        """Write it into a folder, readable by this user only."""
         self.written = utc_now()
         text = json.dumps(asdict(self), indent=2)
         write_atomically(folder / FILE, f"{text}\n".encode(), private=True)
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Return what a node has written into a folder; None if it never did.
+        """Return the status in a folder; None if there is none.
 
         Raises
         ------
         OptionError
-            The file cannot be read, or a node of another release has written it.
+            The file cannot be read, or has another release's format.
         """
         try:
             found = cls(**json.loads((folder / FILE).read_text()))
@@ -205,7 +192,7 @@ class NodeStatus:
 
     @property
     def running(self) -> bool:
-        """Whether the process that wrote it is still there, and not another of its number."""
+        """Whether the process that wrote it still runs."""
         return bool(self.process) and started_at(self.pid) == self.process
 
     @property
@@ -215,7 +202,7 @@ class NodeStatus:
 
 
 def started_at(pid: int) -> str:
-    """Return when a process was started, in the system's own words; empty if there is none."""
+    """Return the start of a process in the system's format; empty if it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in _ENDED else f"{_BOOT.read_text().strip()} {fields[_STARTED]}"
@@ -238,19 +225,7 @@ def _time(text: str) -> datetime:
 def write_metrics(
     file: Path, status: NodeStatus, totals: LedgerTotals | None, max_evaluations: int | None
 ) -> None:
-    """Write all figures of a node.
-
-    Parameters
-    ----------
-    file : Path
-        Replaced as a whole; its name must end with ``.prom`` for the collector.
-    status : NodeStatus
-        What the node says of itself.
-    totals : LedgerTotals, optional
-        Of its ledger, if it could be read.
-    max_evaluations : int, optional
-        Of its policy.
-    """
+    """Write all figures of a node; ``totals`` are of its ledger, if it could be read."""
     write_figures(file, "fedkern_node", _families(status, totals, max_evaluations))
 
 
@@ -289,27 +264,11 @@ def _families(
 
 
 class NodeReport:
-    """The status of a node, and its figures if they are wanted.
+    """Keep the status of a node, and its figures in a file ``metrics`` for Prometheus.
 
-    Parameters
-    ----------
-    superlink : str
-        Address of the SuperLink.
-    config : mapping
-        The node's configuration: its ``state-dir`` gets the status, its ``policy`` is looked up.
-    metrics : Path, optional
-        File for Prometheus.
-    say : callable
-        Told once what cannot be written.
-    longest : float (default: 3600.0)
-        Seconds that answering a message may take.
-    pause : float (default: 2.0)
-        Seconds at least from one writing of what has changed to the next.
-
-    Attributes
-    ----------
-    was_killed : bool
-        Whether the node ran before and could not say goodbye.
+    ``config`` is the node's configuration, with ``state-dir`` and ``policy``. ``say`` is called
+    once with what cannot be written. An answer may take ``longest`` seconds; ``pause`` seconds pass
+    between two writings. ``was_killed`` says whether an earlier process of the node was killed.
     """
 
     def __init__(
@@ -330,7 +289,7 @@ class NodeReport:
         self._changed, self._written, self._complained = True, -WRITTEN, False
 
     def _was_killed(self) -> bool:
-        """Tell whether the node ran before and could not say goodbye."""
+        """Return whether an earlier process of the node was killed."""
         folder = self.config.get("state-dir")
         with suppress(OptionError):
             before = NodeStatus.read(Path(str(folder))) if folder else None
@@ -338,7 +297,7 @@ class NodeReport:
         return False
 
     def line(self, line: Line) -> None:
-        """Take note of a line that one of the node's processes printed."""
+        """Note a line that one of the node's processes printed."""
         found = connection(line)
         if found is not None and found != self.status.connected:
             self.status.connected = found
@@ -358,26 +317,26 @@ class NodeReport:
             self._await(self._longest, f"answering it takes longer than {self._longest:g} s")
 
     def comes(self, run: str) -> None:
-        """Note that a message of a run comes, or a part of it."""
+        """Note that a message of a run arrives, or a part of it."""
         self.status.run, self.status.message_since = run, self.status.message_since or utc_now()
         self._await(CONTENT_SECONDS, f"parts of it are missing after {CONTENT_SECONDS:g} s")
 
     def there(self) -> None:
-        """Note that all of the message is there, to be taken by a process that answers it."""
-        if not self.status.busy:  # who asks for tasks may have been quicker to say so
+        """Note that the whole message is there, to be taken by an answering process."""
+        if not self.status.busy:  # its task may have been taken before
             self._await(CONTENT_SECONDS, f"no process answers it after {CONTENT_SECONDS:g} s")
 
     def done(self) -> None:
-        """Note that no message is at hand."""
+        """Note that there is no current message."""
         self.status.run = self.status.message_since = ""
         self._await(math.inf, "")
 
     def _await(self, seconds: float, stuck: str) -> None:
-        """Expect the next step of the message at hand; say what is wrong if it does not come."""
+        """Expect the next step of the current message; else ``stuck`` is the problem."""
         self._due, self._stuck, self._changed = time.monotonic() + seconds, stuck, True
 
     def ended(self, seconds: float, cpu_seconds: float, *, failed: bool) -> None:
-        """Count a message whose process has ended, with what it took."""
+        """Count a message, with time and processor time of its process."""
         self.status.busy -= 1
         self.status.failures += failed
         self.status.message_seconds += seconds
@@ -385,15 +344,15 @@ class NodeReport:
         self._changed, self._totals = True, None
 
     def supernode_ended(self) -> None:
-        """Note that the SuperNode is gone, and with it the connection."""
+        """Note that the SuperNode and its connection are gone."""
         self.status.connected, self.status.connected_since = False, ""
         self.status.busy = 0
         self.done()
 
     def save(self, *, now: bool = False) -> None:
-        """Write what has changed, but not too often; to be called every second or so.
+        """Write changes, but not too often; call it about every second.
 
-        What cannot be written is said once and does not stop the node.
+        A failure to write is reported once and does not stop the node.
         """
         stuck = self._stuck if time.monotonic() > self._due else ""
         self._changed |= stuck != self.status.stuck

@@ -1,4 +1,4 @@
-"""What a run tells its app: the options of a command as keys of ``[tool.flwr.app.config]``."""
+"""Translate options of a command into keys of ``[tool.flwr.app.config]``."""
 
 from __future__ import annotations
 
@@ -35,25 +35,15 @@ def run_config(
     more: Mapping[str, Any],
     model: Path,
 ) -> dict[str, Any]:
-    """Return the configuration of a run on nodes that have tables of their own.
+    """Return the configuration of a run on nodes with their own tables.
 
-    Parameters
-    ----------
-    app : Path
-        Folder of the app.
-    chosen : mapping
-        Options of the strategy.
-    known : mapping
-        The options that it has.
-    more : mapping
-        Further keys; those that the app does not have are left out.
-    model : Path
-        File for the model.
+    ``chosen`` are options of the strategy, of all ``known`` ones; ``more`` are further keys, where
+    the app has them; ``model`` is the file for the model.
 
     Raises
     ------
     OptionError
-        An option that the app does not have is not at its default.
+        An option is not at its default, and the app does not have it.
     """
     keys, found = declared(app), dict[str, Any](data="")
     if "options" in keys:  # the app takes any

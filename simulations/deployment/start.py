@@ -1,4 +1,4 @@
-"""What a warm node is started with; nothing is imported here that starts a thread."""
+"""Start a warm node; no import here starts a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedkern_flwr.threads import processors
 
 LogFormat = Literal["text", "json"]
 
-#: What keeps libraries from starting threads when they are imported.
+#: Keeps libraries from starting threads at import.
 NO_THREADS = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -25,32 +25,11 @@ _SHARE = 0.75  # of the memory that there is, for a message
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What a warm node is started with.
+    """Settings of a warm node.
 
-    Attributes
-    ----------
-    superlink : str
-        Address of the SuperLink.
-    node_config : str
-        TOML file of the node's configuration.
-    supernode : sequence of str
-        Further arguments of ``flower-supernode``.
-    port : int
-        Of the SuperNode's runtime API, on 127.0.0.1.
-    max_processes : int
-        How many messages are answered at a time.
-    message_seconds : float
-        What one may take.
-    message_gigabytes : float
-        Memory that one may take.
-    threads : int
-        How many threads linear algebra may use.
-    metrics : str
-        File for Prometheus; empty for none.
-    log_format : {"text", "json"}
-        How lines of the log are written.
-    grace : float
-        Seconds that a process gets to end by itself.
+    ``supernode`` are more arguments of ``flower-supernode``, ``port`` is that of its runtime API,
+    ``max_processes`` limits messages at a time, ``message_seconds`` and ``message_gigabytes`` an
+    answer. A process gets ``grace`` seconds to end by itself.
     """
 
     superlink: str
@@ -69,7 +48,7 @@ class NodeSettings:
 def node_command(
     superlink: str, node_config: Path, supernode: Sequence[str], port: int, **more: Any
 ) -> list[str]:
-    """Return the command of a warm node; see :class:`NodeSettings`, whose defaults ``None`` keeps.
+    """Return the command of a warm node; ``None`` keeps a default of :class:`NodeSettings`.
 
     Its environment needs :data:`NO_THREADS`.
     """

@@ -1,7 +1,7 @@
-"""One process that keeps a node running: its SuperNode, who asks for tasks, who answers them.
+"""Keep a node running: its SuperNode, a process that takes tasks, and one per answer.
 
-It imports once and has no thread and no socket, so that it can be copied at any time: every message
-is answered by a copy that ends with it. All it does itself is to read what the others print.
+This process imports once and has no thread and no socket, so that it can be forked at any time.
+A fork answers each message and exits. The parent only reads the output of the others.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from .report import KEEPER, SUPERNODE, LogReader, NodeReport, connection
 from .start import NO_THREADS, NodeSettings
 
 _HOST = "127.0.0.1"
-_LOOK = 1.0  # seconds from one look at what is overdue to the next
+_LOOK = 1.0  # seconds between two looks for overdue processes
 _RETRY, _FORGOTTEN = 3, 180.0  # seconds until a SuperNode is started again, and for how long
-_AGAIN = 1.0  # seconds until who asks for tasks is started again
+_AGAIN = 1.0  # seconds until the process that takes tasks is started again
 _ASKS = "executor"
-#: Why a SuperNode ends that nobody has told to: so it does where its signature is not taken.
+#: Reason for a SuperNode that exits by itself: its signature is refused.
 _REFUSED = (
     ": the SuperLink refuses what it signs; its clock is wrong by more than five minutes, or its "
     "key is no longer registered"
@@ -54,9 +54,9 @@ _LONGEST = 1 << 20  # bytes of a line
 _TASKS = "/proc/self/task"  # Linux: a folder per thread
 _PARENT_GONE = 1  # PR_SET_PDEATHSIG of prctl
 
-FREE, HINT = b"f", b"h"  # told to the one who asks: a process is free, a message is there
-TASK = "@task"  # first word of the line with which it tells of a task
-_SOON, _LATER = 0.05, 1.0  # seconds from one question to the next: after a hint, and else
+FREE, HINT = b"f", b"h"  # to the process that takes tasks: one is free, a message is there
+TASK = "@task"  # first word of its line about a task
+_SOON, _LATER = 0.05, 1.0  # seconds between two looks: after a hint, and else
 _FRESH = 0.5  # seconds for which a hint counts
 
 #: What the clients of all methods need.
@@ -74,25 +74,10 @@ _WARM = (
 
 @dataclass
 class Forked:
-    """A process that was forked.
+    """A forked process: its output, standard input, parser of lines, and unfinished line.
 
-    Attributes
-    ----------
-    pid : int
-    output, input : int
-        File descriptors: from the one what it prints is read, the other is its standard input.
-    log : LogReader
-        Makes lines of what it prints.
-    rest : bytes
-        The line that it has begun.
-    task : str
-        Number of the task that it answers, if it is there for one.
-    began : float
-        When it was started.
-    overdue : bool
-        Whether it was killed since the message took too long.
-    stopped : str
-        Why it was killed where nobody waits for its answer.
+    ``task`` is the task that it answers; ``stopped`` says why it was killed if its answer is not
+    needed, ``overdue`` that it took too long.
     """
 
     pid: int
@@ -107,12 +92,11 @@ class Forked:
 
 
 class WarmNode:
-    """A SuperNode, who asks it for tasks, and a process for each that it has.
+    """Run a SuperNode, a process that takes its tasks, and a process for each.
 
     Parameters
     ----------
     settings : NodeSettings
-        What it is started with.
 
     Raises
     ------
@@ -138,7 +122,7 @@ class WarmNode:
         self._ending, self._reload, self._stopping = 0, False, False
 
     def run(self) -> int:
-        """Run until the SuperNode ends, or this process is told to; return an exit code."""
+        """Run until the SuperNode ends, or on a signal; return an exit code."""
         self._wake_on_signals()
         with tempfile.TemporaryDirectory(prefix="fedkern-node-") as folder:
             file = self._secret_file = Path(folder, "secret")
@@ -174,18 +158,18 @@ class WarmNode:
         return started
 
     def _start_supernode(self) -> None:
-        told = self._arguments, describe_unanswered
+        given = self._arguments, describe_unanswered
         self._connected = self._refused = self._cut_off = False
         self._secret_file.touch(0o600)
         self._secret_file.write_bytes(self._secret)
-        log, work = LogReader(SUPERNODE), lambda: run_supernode(*told)
+        log, work = LogReader(SUPERNODE), lambda: run_supernode(*given)
         self._supernode = self._fork(log, work, signal.SIGTERM)
 
     def _starts_again(self) -> bool:
-        """Start the SuperNode again where Flower's own ends though it may come back.
+        """Start the SuperNode again where Flower's own exits though it may come back.
 
-        It ends where the network was cut in the middle of a handshake, and where the SuperLink
-        still counts the node that was killed as connected.
+        It exits if the network is cut during a handshake, and if the SuperLink still counts the
+        killed node as connected.
         """
         if self._cut_off:  # it could not say goodbye
             self.report.was_killed, self._forgotten = True, time.monotonic() + _FORGOTTEN
@@ -201,26 +185,26 @@ class WarmNode:
         return True
 
     def _kill_clients(self, chosen: Callable[[Forked], bool], why: str) -> None:
-        """End what answers messages that nobody waits for."""
+        """End processes with an answer that is not needed."""
         for pid, one in self._running.items():
             if one.task and chosen(one):
                 one.stopped = why.format(run=one.log.run)
                 os.kill(pid, signal.SIGKILL)
 
     def _ask(self) -> None:
-        """Start who asks for tasks."""
+        """Start the process that takes tasks."""
         work = self.address, self._secret
         busy = sum(bool(one.task) for one in self._running.values())
         self._asking = self._fork(LogReader(_ASKS), lambda: ask_for_tasks(*work), signal.SIGKILL)
         _tell(self._asking, FREE * (self.settings.max_processes - busy))
 
     def _feed(self) -> None:
-        """Start what writes the rows that come to a socket into the node's file."""
+        """Start the process that writes rows from a socket into the node's file."""
         if (fed := fed_by_socket(self.config)) is not None:
             self._feeding = self._fork(LogReader("feeder"), lambda: feed(*fed), signal.SIGKILL)
 
     def _answer(self, token: str, run: int, task: str) -> None:
-        """Have a copy of this process answer the message of a task."""
+        """Fork a process that answers the message of a task."""
         work = self.address, token, self.settings
         try:
             client = LogReader("client", run)
@@ -236,11 +220,11 @@ class WarmNode:
         self.report.began()
 
     def _unanswered(self, task: str, problem: str, code: str = "FK-NODE-ENDED") -> None:
-        """Have the SuperNode send an error in place of a reply, if it has none yet."""
+        """Have the SuperNode send an error if there is no reply yet."""
         _tell(self._supernode, f"{task} {describe_unanswered(problem, code)}\n".encode())
 
     def _reap(self) -> int | None:
-        """Note who has ended; return the exit code once the SuperNode has or this one is to."""
+        """Note ended processes; return the exit code if the node ends."""
         for ended, code, used in self._ended():
             if self._ending:
                 break
@@ -262,14 +246,14 @@ class WarmNode:
         return 0 if self._ending else None
 
     def _ended(self) -> Iterator[tuple[Forked, int, resource.struct_rusage]]:
-        """Yield who has ended, with its exit code and what it has used."""
+        """Yield ended processes, with exit code and resource usage."""
         with suppress(ChildProcessError):
             while (found := os.wait4(-1, os.WNOHANG))[0]:
                 if found[0] in self._running:  # where this is the first process it gets orphans
                     yield self._forget(found[0]), os.waitstatus_to_exitcode(found[1]), found[2]
 
     def _note_end(self, ended: Forked, code: int) -> None:
-        """Say how a process has ended that answered a message."""
+        """Report how an answering process has ended."""
         run = ended.log.run
         if ended.stopped:
             self._say(f"{ended.stopped}: what answered its message was ended", "INFO")
@@ -293,7 +277,7 @@ class WarmNode:
         return ended
 
     def _kill_overdue(self) -> None:
-        """Kill what did not end when its time was over: it is stuck where no signal reaches it."""
+        """Kill processes that did not end in time: no signal reaches them."""
         longest = self.settings.message_seconds + self.settings.grace
         for pid, one in self._running.items():
             if one.task and time.monotonic() > one.began + longest:
@@ -301,7 +285,7 @@ class WarmNode:
                 os.kill(pid, signal.SIGKILL)
 
     def _read_config(self) -> None:
-        """Read the node's configuration again if that is asked for."""
+        """Read the node's configuration again if requested."""
         if not self._reload:
             return
         self._reload = False
@@ -313,7 +297,7 @@ class WarmNode:
             self._say(f"the configuration stays as it was: {error}")
 
     def _stop(self) -> None:
-        """End all: the SuperNode may say goodbye, so that it is welcome at once."""
+        """End all processes. The SuperNode may sign off, so that it can reconnect at once."""
         self._stopping = True
         for pid, one in self._running.items():
             os.kill(pid, signal.SIGTERM if one is self._supernode else signal.SIGKILL)
@@ -346,7 +330,7 @@ class WarmNode:
                 self._take(key.data)
 
     def _take(self, pid: int, *, last: bool = False) -> None:
-        """Read what a process has printed, as much as a pipe holds; pass on whole lines."""
+        """Read the output of a process, as much as a pipe holds; pass on whole lines."""
         source, block = self._running[pid], b""
         with suppress(BlockingIOError):
             block = os.read(source.output, 1 << 16)
@@ -361,7 +345,7 @@ class WarmNode:
             self._line(source.log, line.decode(errors="replace"))
 
     def _line(self, log: LogReader, text: str) -> None:
-        # a SuperNode's log quotes what a server names: no task is begun by that
+        # a SuperNode's log quotes names that a server chose: they must not start tasks
         source = _ASKS if text.startswith(TASK) else SUPERNODE
         if text.startswith("@") and log.source == source and self._word(text.split()):
             return
@@ -380,7 +364,7 @@ class WarmNode:
             os.write(1, f"{out}\n".encode(errors="replace"))
 
     def _word(self, words: list[str]) -> bool:
-        """Do what a line for this process asks for; tell whether it was one."""
+        """Handle a line for this process; return whether it was one."""
         match words:
             case [word, token, run, task] if word == TASK:
                 if not self._stopping:
@@ -399,7 +383,7 @@ class WarmNode:
         return True
 
     def _say(self, text: str, level: str = "ERROR") -> None:
-        """Print a line of this process's own as Flower prints its; errors are in the status."""
+        """Print a line in Flower's format; errors go to the status."""
         self._line(self._log, f"{level} :{' ' * (9 - len(level))}{text}")
 
 
@@ -411,16 +395,9 @@ class TooLong(FedKernError):
 
 
 def fork(work: Callable[[], None], log: LogReader, *, end_with: signal.Signals) -> Forked:
-    """Let a copy of this process do some work and end.
+    """Run work in a forked process, which gets the signal ``end_with`` when this one dies (Linux).
 
-    Parameters
-    ----------
-    work : callable
-        Its exit code is that of ``SystemExit``, 1 after any other exception, else 0.
-    log : LogReader
-        Makes lines of what the copy prints.
-    end_with : signal.Signals
-        What it gets when this process dies (Linux).
+    Its exit code is that of ``SystemExit``, 1 after any other exception, else 0.
 
     Raises
     ------
@@ -489,14 +466,9 @@ def refuse_threads() -> None:
 
 
 def limit(seconds: float, gigabytes: float) -> None:
-    """Bound what this process may take: the one who is asked gets the error, and says so.
+    """Limit wall-clock time and private memory of this process.
 
-    Parameters
-    ----------
-    seconds : float
-        Of the clock; then :class:`TooLong` is raised in the main thread.
-    gigabytes : float
-        Of memory of its own; more than that is a ``MemoryError``.
+    Beyond, :class:`TooLong` is raised in the main thread, or a ``MemoryError``.
     """
 
     def ended(number: int, frame: FrameType | None) -> None:
@@ -516,7 +488,7 @@ def limit(seconds: float, gigabytes: float) -> None:
 
 
 def warm_up() -> None:
-    """Import what answering a message takes."""
+    """Import the modules that answers need."""
     for module in _WARM:
         import_module(module)
     for name in clients.__all__:  # each is imported when it is first named
@@ -525,9 +497,9 @@ def warm_up() -> None:
 
 
 def ask_for_tasks(address: str, secret: bytes) -> None:
-    """Print a line per task of the SuperNode, as many as are told to be free.
+    """Print a line per task of the SuperNode, as many as there are free processes.
 
-    Standard input says when to ask; a SuperNode that does not answer yet is asked again.
+    Standard input says when to look; a SuperNode that does not answer is tried again.
     """
     queue, free, hinted = TaskQueue(address, secret), 0, -_FRESH
     while True:
@@ -567,7 +539,7 @@ def _tell(process: Forked | None, word: bytes) -> None:
 
 
 def main() -> int:
-    """Run the node that the first argument describes."""
+    """Run the node of the first argument."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nothing can be read again yet
     try:
         node = WarmNode(NodeSettings(**json.loads(sys.argv[1])))

@@ -1,8 +1,7 @@
-"""An audit of the traffic: which kinds of values did the server see, which did each client see.
+"""Audit the traffic: which kinds of values the server and each client saw.
 
-The audit reads every message as it passes and keeps counts, no values. What a field holds is
-declared in one table, and any field that is not in it counts as ``plain``. The claim that a field
-is masked or sealed is checked: its bytes must be uniform.
+The audit reads every message as it passes and keeps counts, no values. One table declares the kind
+of each field; other fields count as ``plain``. Masked and sealed bytes are tested for uniformity.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .wrapper import Direction, WatchingGrid
 
 
 def _by_field(**kinds: dict[str, str]) -> dict[tuple[str, str], str]:
-    """Return (phase, field) -> kind of what is listed by kind: phase -> its fields."""
+    """Return (phase, field) -> kind from kind -> phase -> fields."""
     return {
         (phase, name): kind
         for kind, phases in kinds.items()
@@ -35,8 +34,8 @@ def _by_field(**kinds: dict[str, str]) -> dict[tuple[str, str], str]:
     }
 
 
-#: Kinds of what a client sends. ``plain``: computed from its own rows, for the server to read.
-#: ``size``: of its table. ``declared``: what its owner says of it, such as ranges and classes.
+#: Kinds of values from a client. ``plain``: computed from its own rows, for the server to read.
+#: ``size``: of its table. ``declared``: statements of its owner, such as ranges and classes.
 #: ``pseudonym``: keyed hash of an id. ``masked``: one-time padded. ``sealed``: for another client.
 #: ``total``: of a sum over several clients that one of them opened for the server.
 #: ``commitment``: digest of a random seed or a secret. ``share``: of the seed of a survivor's self
@@ -86,7 +85,7 @@ _UP = _by_field(
     share={"sum-unmask": "shares", "sum-recover": "shares"},
     seed={"sum-unmask": "seeds"},
 )
-#: What a client gets is ``public`` (chosen by the server, or made of released sums) but for these.
+#: Other values for a client are ``public``: chosen by the server, or made of released sums.
 #: ``matching``: which of its rows belong together with those of others.
 _DOWN = _by_field(
     sealed={
@@ -127,7 +126,7 @@ Key = tuple[Direction, int, str, str]  # direction, node, phase, field
 
 @dataclass
 class Seen:
-    """How often and how much of one field was seen, and a histogram of bytes said to be random."""
+    """Count and size of one field, and a histogram of bytes declared random."""
 
     kind: str
     values: int = 0
@@ -156,9 +155,9 @@ class Seen:
 
     @property
     def uniform(self) -> float | None:
-        """P-value of the chi-square test that all 256 bytes are equally likely; None if untested.
+        """P-value of the chi-square test of uniform bytes; None if untested.
 
-        Fewer than five expected of each are too few to test.
+        Fewer than five expected of each byte are too few.
         """
         if self.histogram is None or (total := int(self.histogram.sum())) < 5 * 256:
             return None
@@ -168,9 +167,9 @@ class Seen:
 
 
 def chi_square_tail(freedom: int, statistic: float) -> float:
-    """Return P(X > statistic) of a chi-square X with an odd number of degrees of freedom.
+    """Compute P(X > statistic) of a chi-square X with an odd number of degrees of freedom.
 
-    Abramowitz and Stegun, 26.4.4. What SciPy has for it takes longer to load than a run to audit.
+    Abramowitz and Stegun, 26.4.4. Loading SciPy takes longer than a run to audit.
     """
     half = statistic / 2.0
     found = math.erfc(math.sqrt(half))
@@ -187,12 +186,12 @@ class Audit:
     ----------
     seen : dict
     seconds : float
-        Spent on counting, which is no part of the run.
+        Time of counting, which is no part of the run.
     """
 
     seen: dict[Key, Seen] = field(default_factory=dict)
     seconds: float = 0.0
-    #: What the last message down said, and its fields: many nodes are often sent the same.
+    #: The last message down, and its fields: many nodes often receive the same.
     _shared: tuple[Any, list[tuple[str, str, Any]]] = field(
         default=(None, []), repr=False, compare=False
     )
@@ -208,12 +207,12 @@ class Audit:
     def _count(self, direction: Direction, message: Message) -> None:
         meta, seen = message.metadata, self.seen
         node = meta.dst_node_id if direction == "down" else meta.src_node_id
-        known, told = self._shared
+        known, found = self._shared
         if direction == "up" or known is not message.content:
-            told = [*_fields(direction, message)]
+            found = [*_fields(direction, message)]
             if direction == "down":
-                self._shared = message.content, told
-        for phase, name, value in told:
+                self._shared = message.content, found
+        for phase, name, value in found:
             if isinstance(value, np.ndarray) and not value.size:
                 continue  # nothing to see
             key = (direction, node, phase, name)
@@ -223,13 +222,13 @@ class Audit:
             entry.add(value)
 
     def view(self, direction: Direction, node: int | None = None) -> dict[tuple[str, str], Seen]:
-        """Return (phase, field) -> what was seen: sent ``up`` to the server or ``down``.
+        """Return (phase, field) -> what was sent ``up`` to the server or ``down``.
 
-        Of one node, or of all of them together.
+        It is that of one node, or of all together.
         """
         out: dict[tuple[str, str], Seen] = {}
-        for (way, whose, phase, name), entry in self.seen.items():
-            if way == direction and node in (None, whose):
+        for (way, owner, phase, name), entry in self.seen.items():
+            if way == direction and node in (None, owner):
                 out.setdefault((phase, name), Seen(entry.kind)).merge(entry)
         return out
 
@@ -238,7 +237,7 @@ class Audit:
         return {entry.kind for entry in self.view(direction, node).values()}
 
     def to_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """Return plain values for JSON: what the server saw, and what the clients saw in all."""
+        """Return plain values for JSON: what the server and the clients saw."""
         return {
             "server": _rows(self.view("up")),
             "clients": _rows(self.view("down")),
@@ -246,22 +245,14 @@ class Audit:
 
 
 class AuditingGrid(WatchingGrid):
-    """Audits the traffic of another grid.
-
-    Parameters
-    ----------
-    grid : Grid
-        The grid of an engine.
-    audit : Audit
-        Where to count.
-    """
+    """Audit the traffic of another grid."""
 
     def __init__(self, grid: Grid, audit: Audit) -> None:
         super().__init__(grid)
         self.audit = audit
 
     def watch(self, direction: Direction, message: Message) -> None:
-        """Count what a message shows."""
+        """Count the values of a message."""
         self.audit.add(direction, message)
 
 
@@ -294,7 +285,7 @@ def _fields(direction: Direction, message: Message) -> Iterator[tuple[str, str, 
 
 
 def _content(array: Any) -> NDArray[Any]:
-    """Return an array without the header of its bytes, which is the same for all."""
+    """Return an array without the header of its bytes, which is not random."""
     try:
         return read_array(array)
     except ValueError:
@@ -303,7 +294,7 @@ def _content(array: Any) -> NDArray[Any]:
 
 @cache
 def _array_names(phase: str, direction: str) -> tuple[str, ...]:
-    """Return the names of the arrays of a phase's request (down) or reply (up); many of the last.
+    """Return the names of the arrays of a phase's request (down) or reply (up).
 
     Sections have one message per phase that carries arrays.
     """
@@ -333,7 +324,7 @@ def _kind(direction: Direction, phase: str, name: str) -> str:
 
 
 def _rows(view: dict[tuple[str, str], Seen]) -> list[dict[str, Any]]:
-    """Return a row per field; what is public is one row per phase, what is empty none."""
+    """Return a row per field; public fields are one row per phase."""
     merged: dict[tuple[str, str], Seen] = {}
     for (phase, name), seen in sorted(view.items()):
         if seen.kind != "control" and seen.bytes:

@@ -1,7 +1,7 @@
-"""How clients answer in a simulation: without copies, and what their code raises is shown.
+"""Answer messages in a simulation without copies, and report what client code raises.
 
-Flower takes a message apart into records, these into parameters, and these into arrays by
-``np.load``, for every message; of a run of a hundred iterations that is a third of the time.
+Flower turns each message into records, parameters and arrays (``np.load``): a third of the time of
+a run of a hundred iterations.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _LARGE = 1 << 20  # bytes
 
 
 class DirectApp(ClientApp):
-    """The app that serves clients of a simulation.
+    """Serve the clients of a simulation.
 
     Parameters
     ----------
     clients : callable
-        Context -> one of our clients, or any ``Client`` of Flower's, which gets Flower's own path.
+        Context -> one of our clients, or any ``Client`` of Flower's.
     """
 
     def __init__(self, clients: Callable[[Context], Any]) -> None:
@@ -71,15 +71,10 @@ logger = logging.getLogger("fedkern_flwr")
 
 
 class ReportingApp(ClientApp):
-    """Answers what another app raises as an error that tells where, for :class:`ReportingGrid`.
+    """Answer what another app raises as an error with class, text and place.
 
-    An error of ours is told in its own words. Of anything else the first line of the answer is the
-    class, which strategies read; the others are for whoever runs the simulation. Flower's engine
-    logs nothing of an error that is answered, but four times one that is raised.
-
-    Parameters
-    ----------
-    app : ClientApp
+    Our own errors keep their words. Of others the first line is the class, which strategies read.
+    Flower's engine logs a raised error four times, and an answered one never.
     """
 
     def __init__(self, app: ClientApp) -> None:
@@ -99,29 +94,23 @@ class ReportingApp(ClientApp):
         except MemoryError as error:  # where it was raised is of no use
             reason = mark_error(f"MemoryError\n{party} raised MemoryError: {error}")
         except Exception as error:
-            told = describe_raised(error, text=True)
-            reason = mark_error(f"{type(error).__name__}\n{party} raised {told}")
+            raised = describe_raised(error, text=True)
+            reason = mark_error(f"{type(error).__name__}\n{party} raised {raised}")
         return Message(Error(code=CLIENT_RAISED, reason=reason), reply_to=message)
 
 
 class ReportingGrid(WatchingGrid):
-    """Logs what :class:`ReportingApp` tells, once for all nodes that raise at the same place.
-
-    Parameters
-    ----------
-    grid : Grid
-        The grid of an engine.
-    """
+    """Log errors of :class:`ReportingApp`, once for all nodes that raise at the same place."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
         self._seen: set[tuple[str, ...]] = set()
 
     def watch(self, direction: Direction, message: Message) -> None:
-        """Log a reply that tells of an exception."""
+        """Log a reply with an exception."""
         if direction == "up" and message.has_error():
-            kind, _, told = (message.error.reason or "").partition("\n")
-            place = (kind, *(s for s in told.splitlines() if s.startswith("  File ")))
-            if kind == mark_error(kind) and told and place not in self._seen:
+            kind, _, text = (message.error.reason or "").partition("\n")
+            place = (kind, *(s for s in text.splitlines() if s.startswith("  File ")))
+            if kind == mark_error(kind) and text and place not in self._seen:
                 self._seen.add(place)
-                logger.error("%s", told)
+                logger.error("%s", text)

@@ -1,7 +1,6 @@
-"""Injected faults: what can go wrong on the way to a client and back, on every engine.
+"""Inject faults into messages and replies, on every engine.
 
-A plan looks at a request and says what shall happen to it. Plans are functions of partition, phase
-and round alone, so a run that is resumed meets the same faults again.
+A plan decides from partition, phase and round alone, so a resumed run meets the same faults.
 """
 
 from __future__ import annotations
@@ -27,16 +26,15 @@ Kind = Literal["lost request", "lost reply", "vanished", "error", "delay", "tamp
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one request and its reply.
+    """Fault of one request and its reply.
 
     Attributes
     ----------
     kind : str
-        ``lost request``: never arrives, silence. ``lost reply``: the client works, the server hears
-        nothing. ``vanished``: as lost reply, but the engine reports the node as gone at once.
-        ``error``: the client never runs, an exception is reported. ``delay``: the reply comes
-        ``seconds`` later. ``tamper``: the reply passes through ``change``. ``duplicate``: the
-        request is delivered twice.
+        ``lost request``: never arrives. ``lost reply``: the client works, the server hears nothing.
+        ``vanished``: as lost reply, but the engine reports the node as gone. ``error``: the client
+        never runs, an exception is reported. ``delay``: the reply comes ``seconds`` later.
+        ``tamper``: ``change`` is applied to the reply. ``duplicate``: the request arrives twice.
     seconds : float
         For ``delay``.
     change : callable, optional
@@ -50,7 +48,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Delivery:
-    """A request on its way: what a plan may look at."""
+    """The facts of a request that a plan may use."""
 
     partition: int
     phase: str
@@ -63,7 +61,7 @@ Plan = Callable[[Delivery], Fault | None]
 
 @dataclass(frozen=True)
 class DropOut:
-    """Each client vanishes in each training round with the same probability, seeded.
+    """Let each client vanish in each training round with the same probability.
 
     Parameters
     ----------
@@ -84,7 +82,7 @@ class DropOut:
             )
 
     def __call__(self, delivery: Delivery) -> Fault | None:
-        """Say whether the client vanishes."""
+        """Decide whether the client vanishes."""
         if delivery.round < 1 or delivery.phase.endswith("evaluate"):
             return None
         place = (delivery.partition, delivery.phase, delivery.round)
@@ -95,7 +93,7 @@ class DropOut:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """A list of faults, each for one partition, phase and round; None stands for any.
+    """A list of faults, each for one partition, phase and round; None matches any.
 
     Parameters
     ----------
@@ -117,17 +115,9 @@ class FaultPlan:
 
 
 class FaultyGrid(GridWrapper):
-    """Injects faults into the traffic of another grid.
+    """Inject the faults of a plan into the traffic of another grid.
 
-    Partitions are learned from the replies to ``describe``; faults of that phase itself take the
-    order of the node ids.
-
-    Parameters
-    ----------
-    grid : Grid
-        The grid of an engine.
-    plan : callable
-        Delivery -> Fault or None.
+    Partitions are read from replies to ``describe``; before these nodes are numbered by their ids.
     """
 
     def __init__(self, grid: Grid, plan: Plan) -> None:
@@ -137,11 +127,11 @@ class FaultyGrid(GridWrapper):
         self._faults: dict[str, Fault] = {}
         self._invented: dict[str, Message] = {}
         self._held: dict[str, tuple[float, Message]] = {}
-        self._second: set[str] = set()  # second deliveries that nobody waits for
+        self._second: set[str] = set()  # second deliveries, without a waiting caller
         self._numbers = itertools.count(1)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push the messages that shall arrive."""
+        """Push the messages that arrive."""
         ids: list[str] = []
         for message in messages:
             fault = self.plan(self._delivery(message))
@@ -163,7 +153,7 @@ class FaultyGrid(GridWrapper):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull replies and do to them what the plan says."""
+        """Pull replies and apply the plan."""
         wanted = set(message_ids)
         out = [self._invented.pop(i) for i in wanted & set(self._invented)]
         now = time.monotonic()
@@ -219,7 +209,7 @@ def _copy(message: Message) -> Message:
 
 
 def _unavailable(reply: Message) -> Message:
-    """Turn a reply into the error that a SuperLink reports for a node that is gone."""
+    """Turn a reply into the error of a SuperLink for a node that is gone."""
     lost = Message(Error(NODE_UNAVAILABLE, "node unavailable (injected)"), reply_to=reply)
     lost.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
     return lost
@@ -238,12 +228,12 @@ _REMEDY = "use exponential:SECONDS or fixed:SECONDS, for all groups or a number 
 
 @dataclass(frozen=True)
 class DelayLaw:
-    """How long the groups' replies are held back.
+    """Delays of the groups' replies.
 
     Attributes
     ----------
     law : {"exponential", "fixed"}
-        Draws with these means, or always the same.
+        Random with these means, or constant.
     means : tuple of float
         Seconds: one number for all groups, or one for each.
 
@@ -274,7 +264,7 @@ class DelayLaw:
         return cls(law, means)  # type: ignore[arg-type]
 
     def check(self, groups: int) -> None:
-        """Refuse numbers that are neither for all groups nor for each.
+        """Refuse a number of means that does not fit the groups.
 
         Raises
         ------
@@ -288,7 +278,7 @@ class DelayLaw:
             )
 
     def seconds(self, group: int, number: int, seed: int) -> float:
-        """Return the delay of a group in an iteration, a function of the arguments alone."""
+        """Return the delay of a group in an iteration; it depends on the arguments only."""
         mean = self.means[group if len(self.means) > 1 else 0]
         if self.law == "fixed":
             return mean
@@ -297,14 +287,9 @@ class DelayLaw:
 
 @dataclass(frozen=True)
 class GroupDelays:
-    """Holds back the replies of all users of a group by the same time, drawn per iteration.
+    """Hold back the replies of all users of a group by the same time, drawn per iteration.
 
-    Parameters
-    ----------
-    law : DelayLaw
-    groups : sequence of int
-        The group of each user, by partition; other partitions are not held back.
-    seed : int (default: 0)
+    ``groups`` has the group of each user, by partition; other partitions have no delay.
 
     Raises
     ------
@@ -320,7 +305,7 @@ class GroupDelays:
         self.law.check(len(set(self.groups)))
 
     def __call__(self, delivery: Delivery) -> Fault | None:
-        """Say by how much the reply is late."""
+        """Return the delay of the reply."""
         if delivery.phase not in DELAYED or not 0 <= delivery.partition < len(self.groups):
             return None
         seconds = self.law.seconds(self.groups[delivery.partition], delivery.round, self.seed)
@@ -328,7 +313,7 @@ class GroupDelays:
 
 
 def first_fault(*plans: Plan | None) -> Plan | None:
-    """Return several plans in one: what the first of them says that says anything."""
+    """Join plans: the first one that has a fault decides."""
     given = [plan for plan in plans if plan is not None]
     if len(given) < 2:
         return given[0] if given else None

@@ -34,10 +34,10 @@ _SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNAB
 
 @cache
 def keep_freed_memory() -> None:
-    """Tell glibc to keep what is freed, where it is the allocator and nobody has set it up.
+    """Have glibc keep freed memory, unless the user has configured it.
 
-    Otherwise every array of some megabytes is given back to the kernel, which clears its pages
-    when they are asked for again: a fifth of the time of a simulation with large messages.
+    Otherwise the kernel takes back every array of some megabytes and clears its pages at the next
+    allocation: a fifth of the time of a simulation with large messages.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _SET_BY_USER):
         return
@@ -52,20 +52,19 @@ _PULL_BYTES = 64 * 2**20
 
 
 class InProcessGrid(PollingGrid):
-    """Drives the clients in this process, one after the other.
+    """Drive the clients in this process, one after the other.
 
-    Requests are queued by ``push_messages`` and answered in ``pull_messages``, which hands out
-    about 64 MB of replies at a time: the replies of many clients never stand in memory together.
+    ``pull_messages`` answers queued requests and returns about 64 MB of replies at a time, so that
+    replies of many clients are never in memory together.
 
     Parameters
     ----------
     client_app : ClientApp
-        The app that serves the clients.
+        The app of the clients.
     num_clients : int
-        Number of nodes, with ``partition-id`` 0..num_clients-1.
+        Number of nodes.
     serialise : bool (default: False)
-        Send every message through Flower's protobuf code and back, as between machines, and what
-        a node remembers.
+        Send messages and states of nodes through Flower's protobuf code.
     node_config : dict, optional
         More entries for every node's configuration.
     """

@@ -1,4 +1,4 @@
-"""Flower's Ray engine, started from Python with the defaults of this project."""
+"""Start Flower's Ray engine from Python with the defaults of this project."""
 
 from __future__ import annotations
 
@@ -38,18 +38,10 @@ _loaded: dict[Any, Any] = {}
 
 
 class ShippedApp(ClientApp):
-    """An app in Ray's object store, because Flower pickles the app into every message.
+    """Keep an app in Ray's object store, because Flower pickles the app into every message.
 
-    It travels to each machine once, and each worker there reads it once. Otherwise the data that
-    clients hold would travel with each message.
-
-    Parameters
-    ----------
-    clients : callable or ClientApp
-        Context -> client, or the app, with all it holds.
-    scratch : path, optional
-        Folder for temporary files. Two messages to a client may be answered on two machines, so on
-        a cluster what it keeps in a file must be where all of them see it.
+    Otherwise the clients' data would travel with each message. ``scratch`` is the folder for
+    temporary files: two machines of a cluster may answer a client, so both must see its files.
     """
 
     def __init__(self, clients: Clients, scratch: Path | None = None) -> None:
@@ -94,25 +86,24 @@ def run_on_ray(
     Parameters
     ----------
     drive : callable
-        Gets the grid; runs one strategy or several, one after the other.
+        Takes the grid; runs one or more strategies.
     client_fn : callable or ClientApp
         Context -> client, or the app.
     num_clients : int
-        Number of nodes; each gets one CPU while it works.
+        Number of nodes; each takes one CPU while it works.
     ray_address : str, optional
-        ``host:port`` of a cluster that is there already, or ``auto`` for the one on this machine;
-        by default that of the environment variable ``RAY_ADDRESS``, and without it Ray is started
-        on this machine and ended afterwards.
+        ``host:port`` of a running cluster, or ``auto`` (default: the environment variable
+        ``RAY_ADDRESS``, else Ray runs on this machine).
     shared_dir : path, optional
-        On a cluster: a folder that all machines see, for what clients keep in files (default: the
-        ``state_dir`` of ``client_fn`` if it has one, else the current folder).
+        On a cluster: a folder that all machines see, for clients' files (default: the ``state_dir``
+        of ``client_fn``, else the current folder).
 
     Raises
     ------
     OptionError
         There is no cluster at the address.
     EngineError
-        Ray is not installed, its engine broke down, or the machines of the cluster do not fit.
+        Ray is not installed, its engine fails, or the machines do not fit.
     """
     folder = None
     if address_of(ray_address) is not None:
@@ -150,7 +141,7 @@ def connected(
     ray_address, shared_dir
         See :func:`run_on_ray`; without a folder none has to be shared.
     num_cpus : int, optional
-        Of a Ray started here (default: those of this machine).
+        Of a Ray on this machine (default: its processors).
 
     Yields
     ------

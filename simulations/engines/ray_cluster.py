@@ -1,4 +1,4 @@
-"""A Ray cluster that is already there: connecting to it, and what its machines must share."""
+"""Connect to a running Ray cluster, and check what its machines must share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES = ("fedkern-flwr", "flwr", "numpy", "scipy")
 
 
 def check_ray_address(engine: str, address: str | None) -> None:
-    """Refuse an address that cannot work before anything is done.
+    """Refuse an address that cannot work.
 
     Raises
     ------
@@ -46,14 +46,7 @@ def check_ray_address(engine: str, address: str | None) -> None:
 
 @contextmanager
 def joined(address: str, *, shared_dir: Path | None = None) -> Iterator[None]:
-    """Join a cluster, see that its machines fit, and leave it at the end.
-
-    Parameters
-    ----------
-    address : str
-        ``host:port`` of the cluster's head, or ``auto``.
-    shared_dir : path, optional
-        A folder that all machines must see at this path.
+    """Join a cluster, check its machines and the folder that they share, and disconnect at the end.
 
     Raises
     ------
@@ -82,7 +75,7 @@ def joined(address: str, *, shared_dir: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(shared_dir: Path) -> Iterator[Path]:
-    """Make a folder for this user's eyes that is removed with all that is in it."""
+    """Make a private folder that is removed with its content."""
     make_private_folder(shared_dir)
     with tempfile.TemporaryDirectory(prefix=".fedkern-ray-", dir=shared_dir.resolve()) as folder:
         yield Path(folder)
@@ -122,7 +115,7 @@ def _find(address: str) -> str:
 
 
 def _check_nodes(shared_dir: Path | None) -> None:
-    """Ask every node for its versions, and for what stands in a file of the folder.
+    """Check versions on every node, and whether it sees a file in the folder.
 
     Raises
     ------
@@ -189,7 +182,7 @@ def _check_nodes(shared_dir: Path | None) -> None:
 
 
 def _line(error: Exception) -> str:
-    """Return the last line that says something, on its own."""
+    """Return the last line of text of an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and lines[0].startswith("Version mismatch"):
         return " ".join(lines)
@@ -197,6 +190,6 @@ def _line(error: Exception) -> str:
 
 
 def address_of(ray_address: str | None) -> str | None:
-    """Return the address of a cluster to use, also from ``RAY_ADDRESS``; None to start Ray."""
+    """Return the address of a cluster, also from ``RAY_ADDRESS``; None to start Ray."""
     chosen = ray_address or os.environ.get("RAY_ADDRESS")
     return None if chosen in (None, "", "local") else chosen

@@ -1,4 +1,4 @@
-"""``simulate``: run strategies against clients on the engine of your choice."""
+"""Run strategies against simulated clients."""
 
 from __future__ import annotations
 
@@ -31,21 +31,9 @@ AnyStrategy = TypeVar("AnyStrategy", bound=Strategy)
 class SimulationStep(Generic[AnyStrategy]):
     """One strategy in a simulation of several.
 
-    Attributes
-    ----------
-    strategy : Strategy
-    seed : int
-        The run's seed, for strategies without one of their own.
-    start : dict
-        More arguments for ``strategy.start``, such as ``num_rounds``.
-    before, after : callable, optional
-        Called with this step before it starts and after it has ended.
-    audit : Audit or None
-        Counts what is seen in this step, if given.
-    listener : Listener or None
-        Hears what the work of this step is doing, if given.
-    result : Result or None
-        Filled by the simulation.
+    ``before`` and ``after`` are called with this step, ``audit`` counts what is seen, ``listener``
+    hears the progress, ``start`` are more arguments for ``strategy.start``. The simulation fills
+    ``result``.
     """
 
     strategy: AnyStrategy
@@ -80,14 +68,14 @@ def simulate(
     strategy : Strategy
         Any strategy of :mod:`fedkern_flwr.strategies`, or of Flower's Message API.
     client_fn : callable or ClientApp
-        ``client_fn(context)`` returns one of the clients of :mod:`fedkern_flwr.clients`, built from
-        the table of node ``context.node_config["partition-id"]``; or the app of the nodes.
+        ``client_fn(context)`` returns one of the clients of :mod:`fedkern_flwr.clients`, with the
+        table of node ``context.node_config["partition-id"]``; or the app of the nodes.
     num_clients : int
         Number of nodes.
     engine : {"in-process", "ray"} (default: "in-process")
-        Strategy and clients cannot tell the difference.
+        Results are the same.
     seed : int (default: 0)
-        Seed of the run, for a strategy that has none of its own.
+        For a strategy without its own.
     faults : callable, optional
         Faults to inject, such as :class:`DropOut` or :class:`FaultPlan`.
     transcript : Transcript, optional
@@ -96,19 +84,15 @@ def simulate(
         Counts which kinds of values the server and each client see.
     serialise : bool (default: False)
         In process: send messages through Flower's serialisation.
-    ray_address : str, optional
-        Engine ray: ``host:port`` of a Ray cluster that is there already, or ``auto`` (default: the
-        environment variable ``RAY_ADDRESS``, and without it Ray is started on this machine).
-    shared_dir : path, optional
-        A folder that all machines of the cluster see, for what clients keep in files (default: the
-        ``state_dir`` of ``client_fn`` if it has one, else the current folder).
+    ray_address, shared_dir : str, path, optional
+        Engine ray: see :func:`.ray.run_on_ray`.
     **start
         More arguments for ``strategy.start``, such as ``num_rounds`` and ``timeout``.
 
     Returns
     -------
     flwr.serverapp.strategy.Result
-        What ``strategy.start`` returned; see also the strategy's attributes ending in ``_``.
+        Of ``strategy.start``; see also the strategy's attributes ending in ``_``.
 
     Raises
     ------
@@ -145,7 +129,7 @@ def simulate_all(
 ) -> None:
     """Run several strategies one after the other on the same nodes; Ray starts only once.
 
-    Parameters are those of :func:`simulate`; results are left in the steps.
+    Parameters are those of :func:`simulate`; the steps have the results.
     """
     check_choice("engine", engine, get_args(Engine))
     check_ray_address(engine, ray_address)

@@ -18,7 +18,7 @@ Direction = Literal["up", "down"]
 
 
 class PollingGrid(Grid):
-    """A grid whose ``send_and_receive`` pushes and then pulls."""
+    """A grid with a ``send_and_receive`` that pushes and then pulls."""
 
     #: What a strategy reads to tell a simulation from a deployment.
     simulation = True
@@ -40,13 +40,7 @@ class PollingGrid(Grid):
 
 
 class GridWrapper(PollingGrid):
-    """Pass everything on to another grid.
-
-    Parameters
-    ----------
-    grid : Grid
-        The grid of an engine.
-    """
+    """Pass everything on to another grid."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -85,13 +79,7 @@ class GridWrapper(PollingGrid):
 
 
 class WatchingGrid(GridWrapper):
-    """Shows all messages of another grid as they pass.
-
-    Parameters
-    ----------
-    grid : Grid
-        The grid of an engine.
-    """
+    """Show all messages of another grid as they pass."""
 
     @abstractmethod
     def watch(self, direction: Direction, message: Message) -> None:
@@ -142,7 +130,7 @@ class TranscriptEntry:
 
 @dataclass
 class Transcript:
-    """All messages of a run, in order. Keeps the messages as they passed, decodes on demand."""
+    """All messages of a run in sequence, decoded on demand."""
 
     _messages: list[tuple[Direction, Message]] = field(default_factory=list)
 
@@ -179,15 +167,7 @@ class Transcript:
 
 
 class RecordingGrid(WatchingGrid):
-    """Records the traffic of another grid.
-
-    Parameters
-    ----------
-    grid : Grid
-        The grid of an engine.
-    transcript : Transcript
-        Where to record.
-    """
+    """Record the traffic of another grid."""
 
     def __init__(self, grid: Grid, transcript: Transcript) -> None:
         super().__init__(grid)

@@ -1,8 +1,8 @@
-"""A whole model as a document: what its columns become, features of them, and weights.
+"""Describe a whole model as a document: columns, features and weights.
 
-Every form of model is the same: numbers z of a row; features of z, side by side, which are z
-itself, cosines of angles or kernels with known rows; outputs that are linear in the features. So
-one reader of twenty lines, and one graph, do for all.
+Every model has numbers z of a row; features of z, which are z itself, cosines of angles or kernels
+with known rows; and outputs that are linear in the features. So one reader and one graph are
+enough.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _KERNELS = ("rbf", "linear", "poly", "cosine")
 
 
 def document(model: FittedModel) -> dict[str, Any]:
-    """Return the document of a model: plain values and arrays, as ``docs/export.md`` describes it.
+    """Return the document of a model: plain values and arrays, see ``docs/export.md``.
 
     Raises
     ------
     OptionError
-        The model has a kernel, or a treatment of missing blocks, that the format has not.
+        The format lacks its kernel, or its treatment of missing blocks.
     """
     if model.meta.get("needed") is not None:
         raise OptionError(
@@ -63,7 +63,7 @@ def document(model: FittedModel) -> dict[str, Any]:
 
 
 def _inputs(model: FittedModel) -> tuple[list[dict[str, Any]] | None, list[str]]:
-    """Return what is made of numbers, None where columns are not numbers, and names of inputs."""
+    """Return the encoding of numbers, None without one, and names of inputs."""
     encoder = model.encoder
     if encoder is None:
         return None, [f"x{k}" for k in range(int(model.meta["columns"]))]
@@ -102,7 +102,7 @@ def _cosines(blocks: list[Part], scale: Floats | float, steps: float, multiple: 
 
 
 def _waves(frequencies: Floats, shift: Floats | None = None) -> Part:
-    """Return sines, then cosines, of z times frequencies, shape (d, D), kernel by kernel."""
+    """Return sines, then cosines, of z times frequencies, shape (d, D)."""
     offsets = np.zeros(frequencies.shape[1]) if shift is None else shift
     both = np.concatenate([offsets - np.pi / 2.0, offsets])
     columns = np.arange(len(frequencies))
@@ -186,7 +186,7 @@ def _linear(model: FittedModel) -> Any:
 
 
 def _by_kernel(values: Floats, kernels: int) -> Floats:
-    """Return weights of sines, cosines of each kernel as those of all sines, then all cosines."""
+    """Reorder weights: of all sines, then all cosines."""
     parts = values.reshape(kernels, 2, -1, values.shape[-1])
     return parts.swapaxes(0, 1).reshape(-1, values.shape[-1])
 
@@ -227,7 +227,7 @@ _FORMS: Mapping[str, Any] = {
 
 
 def plain(value: Any) -> Any:
-    """Return a document without arrays, for JSON; every number survives exactly."""
+    """Convert arrays to lists for JSON; every number survives exactly."""
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list):

@@ -14,7 +14,7 @@ _TURN = 2.0 * np.pi
 
 
 class _Graph:
-    """Nodes and constants in the making; values are known by their names."""
+    """Nodes and constants in progress."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -58,9 +58,9 @@ class _Graph:
 def build(m: dict[str, Any]) -> Any:
     """Return the ONNX model of a document.
 
-    Its input is ``x``, float64 of shape (rows, inputs), NaN where a cell is missing. Its outputs
-    are ``scores``, shape (rows, k), and ``label``, shape (rows,), of classes; ``prediction``,
-    shape (rows,), of numbers.
+    Its input is ``x``, float64 of shape (rows, inputs), NaN for a missing cell. Its outputs are
+    ``scores``, shape (rows, k), and ``label``, shape (rows,); of numbers ``prediction``, shape
+    (rows,).
     """
     g = _Graph()
     z = "x" if m["encoded"] else _encode(g, m["columns"])
@@ -92,7 +92,7 @@ def build(m: dict[str, Any]) -> Any:
 
 
 def _label(g: _Graph, f: str, classes: list[Any], scores: int) -> list[Any]:
-    """Name the scores, and take the class that they decide for."""
+    """Name the scores, and take the class with the highest."""
     g.make("Identity", f, name="scores")
     if scores == 1:
         first = g.make("Gather", f, g.constant(0, np.int64), axis=1)
@@ -112,7 +112,7 @@ def _label(g: _Graph, f: str, classes: list[Any], scores: int) -> list[Any]:
 
 
 def _encode(g: _Graph, columns: list[dict[str, Any]]) -> str:
-    """Make what the columns become, one after the other."""
+    """Encode the columns."""
     found = []
     for c in columns:
         v = g.take("x", [c["source"]])
@@ -131,7 +131,7 @@ def _encode(g: _Graph, columns: list[dict[str, Any]]) -> str:
 
 
 def _ranks(g: _Graph, v: str, knots: NDArray[np.float64]) -> str:
-    """Interpolate ranks: the middle of those from above and from below where knots are equal."""
+    """Interpolate ranks: the mean of those from above and below where knots are equal."""
     last = len(knots) - 1
     if not last:
         return g.make("Where", g.make("LessOrEqual", v, float(knots[0])), 0.0, 1.0)
@@ -170,7 +170,7 @@ def _features(g: _Graph, p: dict[str, Any], z: str) -> str:
 
 
 def _kernel(g: _Graph, p: dict[str, Any], z: str) -> str:
-    """Make the kernel between rows and those that the model knows."""
+    """Compute the kernel between rows and known rows."""
     rows, u = np.asarray(p["rows"]), g.take(z, p["columns"])
     if "rounding" in p:
         u = g.rounded(u, p["rounding"])

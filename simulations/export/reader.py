@@ -1,4 +1,4 @@
-"""What a document predicts: NumPy and nothing else, as ``docs/export.md`` shows it."""
+"""Predict with a document by NumPy alone, as in ``docs/export.md``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def encode(m: dict[str, Any], x: Any) -> Any:
-    """Return what the columns of rows become, shape (n, d); NaN where a cell is missing."""
+    """Encode the columns of rows, shape (n, d); NaN for a missing cell."""
     if m["encoded"]:
         return x
     z = []

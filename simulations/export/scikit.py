@@ -1,4 +1,4 @@
-"""A document as an estimator of scikit-learn's, for skops files."""
+"""Wrap a document as an estimator of scikit-learn's, for skops files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .reader import outputs, predict
 
 
 class ExportedModel(BaseEstimator):  # type: ignore[misc]
-    """A model that has been fitted elsewhere; it needs NumPy alone to predict.
+    """A model that was fitted elsewhere and needs NumPy alone.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class ExportedModel(BaseEstimator):  # type: ignore[misc]
         self.document = document
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Tell that it is fitted."""
+        """Return True."""
         return True
 
     def decision_function(self, X: Any) -> Any:

@@ -1,8 +1,7 @@
-"""Cells of a comparison: one draw of one method on one data set, and the folder that keeps them.
+"""Compute cells, one repetition of one method on one data set, and keep them in a folder.
 
-A cell is known by all that its result depends on: settings and content of the data, method,
-options, engine and seed, and the code that computes it. A finished one is never computed again,
-whichever comparison asks for it.
+The key of a cell is a digest of everything that its result depends on: settings and content of the
+data, method, options, engine, seed, and code. So a finished cell is never computed again.
 """
 
 from __future__ import annotations
@@ -34,27 +33,25 @@ from .references import references_of
 
 #: Called with (steps done, steps in all) of a cell.
 CellProgress = Callable[[int, int], None]
-#: What a cell leaves: ``result`` (of the draw), ``facts`` and ``notes`` of its data, ``columns``
-#: (what became of them), and ``peak_memory`` (bytes) of the process that computed it.
+#: Of a finished cell: ``result``, ``facts``, ``notes`` and ``columns`` of its data, and
+#: ``peak_memory`` (bytes) of the process that computed it.
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One draw of one method.
+    """One repetition of one method.
 
     Attributes
     ----------
     settings : Settings
         The data.
     method : str
-        A strategy's or a reference's name.
+        Name of a strategy or a reference.
     options : dict
-        Its options.
     seed : int
-        Of the draw.
     audited : bool
-        Whether it is counted which kinds of values are seen.
+        Whether the traffic is audited.
     engine : {"in-process", "ray"}
     check_pooled : bool (default: False)
         Whether the model is compared with that of the pooled rows.
@@ -70,14 +67,14 @@ class Cell:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """All that the result depends on, as JSON has it."""
+        """Everything that the result depends on, for JSON."""
         data = asdict(self.settings)
         party = data.get("party", ())
         if party:
             ends = (FEATURES * file.endswith(FEATURES) for file in party)
             files = (file_digest(file.removesuffix(FEATURES)) for file in party)
             data["party"] = [*map("".join, zip(files, ends, strict=True))]
-        elif Path(data["data"]).is_file():  # its content counts, not its place
+        elif Path(data["data"]).is_file():  # the content counts, not the path
             data["data"] = file_digest(data["data"])
         else:
             data["source"] = provenance(data["data"])
@@ -96,7 +93,7 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """The digest of the identity, hexadecimal."""
+        """The digest of the identity."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
 
 
@@ -106,9 +103,8 @@ class CellStore:
     Parameters
     ----------
     folder : Path
-        Made when the first cell is kept.
     fresh : bool (default: False)
-        Find none of those that were kept before this store was made.
+        Ignore cells that were kept before.
 
     Raises
     ------
@@ -122,7 +118,7 @@ class CellStore:
         make_folder(folder, "--cells")
 
     def find(self, cell: Cell) -> Record | None:
-        """Return what a cell left; None if it is not finished."""
+        """Return the record of a cell; None if it is not finished."""
         if self._fresh and cell.key not in self._own:
             return None
         try:
@@ -134,7 +130,7 @@ class CellStore:
         return record if whole and kept["cell"] == json.loads(json.dumps(cell.identity)) else None
 
     def keep(self, cell: Cell, record: Record) -> Record:
-        """Keep a finished cell; return what :meth:`find` will."""
+        """Keep a finished cell; return its record as :meth:`find` does."""
         text = json.dumps({"cell": cell.identity, "record": record})
         try:
             write_atomically(self._file(cell), text.encode())
@@ -175,13 +171,13 @@ def run_alike(
     Parameters
     ----------
     cells : sequence of Cell
-        The engine starts once for those that share nodes.
+        With the same data, seed and engine.
     progress : callable
-        Called with (place of the cell, steps done, steps in all) of the cell at hand.
+        Called with (index of the cell, steps done, steps in all).
     finished : callable
-        Called with (place of the cell, what it leaves), as soon as it is there.
+        Called with (index of the cell, its record).
     ray_address : str, optional
-        Of the cluster that engine ``ray`` runs on.
+        Of the cluster for engine ``ray``.
 
     Raises
     ------
@@ -196,7 +192,7 @@ def run_alike(
         for k, cell in enumerate(cells)
     ]
 
-    def leave(entry: Entry) -> None:
+    def keep(entry: Entry) -> None:
         finished(
             int(entry.label),
             {
@@ -210,7 +206,7 @@ def run_alike(
         )
 
     def progress_of(label: str, done: int, total: int) -> None:
-        if total:  # else it is trained at one place, and nobody knows how long
+        if total:  # training in one place has no steps
             progress(int(label), done, total)
 
     with threadpool_limits(1):  # sums depend on the number of threads
@@ -225,15 +221,15 @@ def run_alike(
             measure=lambda strategy: own.measure(
                 strategy, prepared, {"check_pooled": first.check_pooled}
             ),
-            draw_done=lambda entry, _: leave(entry),
+            draw_done=lambda entry, _: keep(entry),
         )
     for entry in entries:
         if entry.reference is not None:
-            leave(entry)
+            keep(entry)
 
 
 def _peak_memory() -> int:
-    """Return the most bytes that this process has held so far; 0 where that is not known."""
+    """Return the peak memory of this process in bytes; 0 where it is not known."""
     try:
         import resource
     except ImportError:  # not on Windows

@@ -1,9 +1,9 @@
-"""Comparisons: the cells that a preset needs, and the tables that are made of finished ones."""
+"""Plan the cells that a preset needs, and make tables of finished ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,30 +14,29 @@ from ..methods.common import SCORED_COLUMNS, Column
 from ..methods.references import ALONE, FED_AVG, TWO_TREES, summarise_reference
 from ..methods.registry import family_with
 from ..run.entries import Entry, draw_label
-from ..run.format import milli
 from .cells import Cell, Record
 from .references import references_of
 from .sections import Preset, Section
 
+Summaries = Mapping[str, Mapping[str, Any]]
+
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Mean squared error of one method minus that of another, draw by draw.
+    """Mean squared error of one method minus that of another, over repetitions.
 
     Attributes
     ----------
     better, worse : str
-        Labels; the paper says that ``better`` has the smaller error.
+        Labels; ``better`` has the smaller error in the paper.
     mean, std : float
-        Of the differences MSE(worse) - MSE(better) over the draws.
-    wins : int
-        Draws in which ``better`` is better.
-    draws : int
-        Draws in all.
+        Of MSE(worse) - MSE(better).
+    wins, draws : int
+        Repetitions in which ``better`` is better, and all.
     p_value : float
-        Two-sided Wilcoxon signed-rank test of equal errors; 1 with fewer than two draws.
+        Two-sided Wilcoxon signed-rank test of equal errors.
     reversed : bool
-        Whether the mean difference contradicts the paper.
+        Whether the mean contradicts the paper.
     """
 
     better: str
@@ -49,48 +48,33 @@ class PairedDifference:
     p_value: float
     reversed: bool
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
 
 def paired_differences(
-    summaries: Mapping[str, Mapping[str, Any]], ranks: Sequence[Sequence[str]]
+    summaries: Summaries, ranks: Sequence[Sequence[str]]
 ) -> list[PairedDifference]:
-    """Compare every method with every method of a later rank.
-
-    Parameters
-    ----------
-    summaries : mapping
-        Label -> summary with the errors ``draws["mse"]``, draws in the same order.
-    ranks : sequence of sequence of str
-        Labels from the best rank to the worst, as the paper has them; labels that are not among
-        the summaries are passed over.
-    """
-    found = []
-    for number, rank in enumerate(ranks):
-        later = [label for other in ranks[number + 1 :] for label in other]
-        for better in rank:
-            for worse in later:
-                if better in summaries and worse in summaries:
-                    found.append(_compare(better, worse, summaries))
-    return found
+    """Compare the errors of every method with those of the paper's later ranks."""
+    known = [[label for label in rank if label in summaries] for rank in ranks]
+    return [
+        _compare(better, worse, summaries)
+        for number, rank in enumerate(known)
+        for better in rank
+        for later in known[number + 1 :]
+        for worse in later
+    ]
 
 
-def _compare(
-    better: str, worse: str, summaries: Mapping[str, Mapping[str, Any]]
-) -> PairedDifference:
+def _compare(better: str, worse: str, summaries: Summaries) -> PairedDifference:
     first, second = (np.array(summaries[label]["draws"]["mse"]) for label in (better, worse))
     difference = second - first
-    several = len(difference) > 1 and bool(np.any(difference))
+    several = len(difference) > 1
     return PairedDifference(
         better,
         worse,
         float(difference.mean()),
-        float(difference.std(ddof=1)) if len(difference) > 1 else 0.0,
+        float(difference.std(ddof=1)) if several else 0.0,
         int((difference > 0.0).sum()),
         len(difference),
-        float(wilcoxon(difference).pvalue) if several else 1.0,
+        float(wilcoxon(difference).pvalue) if several and np.any(difference) else 1.0,
         bool(difference.mean() <= 0.0),
     )
 
@@ -104,22 +88,22 @@ class Comparison:
     section : Section
     dataset : str
     runs : int
-        Draws per entry.
+        Repetitions per entry.
     entries : list of Entry
     summaries : dict
-        Label -> what the family's :meth:`~Family.summarise` returns, of a reference method what
-        :func:`~fedkern_flwr.simulations.methods.references.summarise_reference` does; with what
-        the family keeps of all draws.
+        Label -> :meth:`~Family.summarise`, of a reference method
+        :func:`~fedkern_flwr.simulations.methods.references.summarise_reference`, with the figures
+        of each repetition.
     facts : dict
-        What the data decided, see :meth:`Prepared.facts`.
+        See :meth:`Prepared.facts`.
     notes : tuple of str
-        What was done to the data.
+        Notes on the data.
     pairs : tuple of PairedDifference
-        Methods that the paper ranks, compared draw by draw.
+        Methods that the paper ranks.
     columns : sequence of mapping
-        What became of the columns of the data, see :class:`~fedkern_flwr.encoding.Explanation`.
+        Encoding of the columns, see :class:`~fedkern_flwr.encoding.Explanation`.
     first_table : sequence of sequence of str
-        What the data is, see :meth:`Prepared.first_table`; heads first.
+        The table of the data, see :meth:`Prepared.first_table`; headings first.
     """
 
     section: Section
@@ -134,21 +118,9 @@ class Comparison:
     first_table: Sequence[Sequence[str]] = ()
 
 
-PAIR_HEADINGS = ("better in the paper", "than", "difference (10⁻³)", "std", "wins", "p", "order")
-
-
 @dataclass(frozen=True)
 class Part:
-    """What a section asks of one data set.
-
-    Attributes
-    ----------
-    section : Section
-    dataset : str
-    runs : int
-    cells : dict
-        Label -> cells, a draw each.
-    """
+    """The cells of a section on one data set, by label."""
 
     section: Section
     dataset: str
@@ -156,7 +128,7 @@ class Part:
     cells: dict[str, list[Cell]]
 
     def named(self) -> Iterator[tuple[str, Cell]]:
-        """Yield cells with what a progress bar calls them, draw by draw."""
+        """Yield cells with their labels in a progress bar."""
         for label, cells in self.cells.items():
             for draw, cell in enumerate(cells):
                 entry = Entry(f"{self.dataset}: {label}", cell.method)
@@ -165,50 +137,32 @@ class Part:
 
 def plan(chosen: Preset, seed: int) -> list[Part]:
     """Return the parts of a preset, in the order of its sections."""
+
+    def cells(section: Section, dataset: str, label: str, method: str, options: Any) -> list[Cell]:
+        settings = section.settings(dataset, label)
+        # the engine makes no difference to a reference
+        reference = method in references_of(family_with(settings))
+        engine: Engine = "in-process" if reference else chosen.engine
+        check = section.check_pooled and not reference
+        return [
+            Cell(settings, method, options, seed + k, k == 0 and not reference, engine, check)
+            for k in range(chosen.runs)
+        ]
+
     return [
         Part(
             section,
             dataset,
             chosen.runs,
-            {
-                label: _cells(section, dataset, label, method, options, chosen, seed)
-                for label, method, options in section.entries
-            },
+            {entry[0]: cells(section, dataset, *entry) for entry in section.entries},
         )
         for section in chosen.sections
         for dataset in section.data
     ]
 
 
-def _cells(
-    section: Section,
-    dataset: str,
-    label: str,
-    method: str,
-    options: Mapping[str, Any],
-    chosen: Preset,
-    seed: int,
-) -> list[Cell]:
-    settings = section.settings(dataset, label)
-    # A reference is computed the same way whatever the engine.
-    reference = method in references_of(family_with(settings))
-    engine: Engine = "in-process" if reference else chosen.engine
-    return [
-        Cell(
-            settings,
-            method,
-            options,
-            seed + draw,
-            draw == 0 and not reference,
-            engine,
-            section.check_pooled and not reference,
-        )
-        for draw in range(chosen.runs)
-    ]
-
-
 def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
-    """Lay out the finished cells of a part."""
+    """Summarise the finished cells of a part."""
     section, entries, summaries = part.section, [], {}
     facts: dict[str, Any] = {}
     columns: list[dict[str, Any]] = []
@@ -233,24 +187,14 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
             facts, columns = records[0]["facts"], records[0]["columns"]
             first = records[0].get("first_table", first)
         notes += records[0]["notes"]
-    _set_beside(summaries, pooled_labels(entries))
-    pairs = tuple(paired_differences(summaries, section.ranks))
-    return Comparison(
-        section,
-        part.dataset,
-        part.runs,
-        entries,
-        summaries,
-        facts,
-        tuple(dict.fromkeys(notes)),
-        pairs,
-        columns,
-        first,
-    )
+    _compare_with_pooled(summaries, pooled_labels(entries))
+    pairs, kept = paired_differences(summaries, section.ranks), tuple(dict.fromkeys(notes))
+    named = section, part.dataset, part.runs
+    return Comparison(*named, entries, summaries, facts, kept, tuple(pairs), columns, first)
 
 
 def pooled_labels(entries: Sequence[Entry]) -> list[str]:
-    """Return the labels of the models of the pooled data."""
+    """Return the labels of pooled models."""
     others = (ALONE, FED_AVG, TWO_TREES)
     return [
         one.label
@@ -261,8 +205,8 @@ def pooled_labels(entries: Sequence[Entry]) -> list[str]:
     ]
 
 
-def _set_beside(summaries: dict[str, dict[str, Any]], pooled: Sequence[str]) -> None:
-    """Say how far the accuracy, or RMSE, is from that of the best model of the pooled data."""
+def _compare_with_pooled(summaries: dict[str, dict[str, Any]], pooled: Sequence[str]) -> None:
+    """Note how far accuracy, or RMSE, is from that of the best pooled model."""
     for name, best in (("test_accuracy", max), ("test_rmse", min)):
         figures = {label: found["metrics"].get(name) for label, found in summaries.items()}
         known = [figures[label] for label in pooled if figures[label] is not None]
@@ -271,27 +215,14 @@ def _set_beside(summaries: dict[str, dict[str, Any]], pooled: Sequence[str]) -> 
                 summaries[label]["beside_pooled"] = value - best(known)
 
 
-def pair_rows(comparison: Comparison) -> list[list[str]]:
-    """Return a row of text per paired difference."""
-    return [
-        [
-            pair.better,
-            pair.worse,
-            milli(pair.mean),
-            milli(pair.std),
-            f"{pair.wins} of {pair.draws}",
-            f"{pair.p_value:.1e}",
-            "reversed" if pair.reversed else "holds",
-        ]
-        for pair in comparison.pairs
-    ]
+# -- as a table
 
 
 def columns_of(comparison: Comparison, *, wide: bool = False) -> dict[str, Column]:
     """Return the columns of the table.
 
-    A wide one, that of the report, has those of scores behind the accuracy, and behind the first
-    column none in which nothing stands.
+    A wide one, that of the report, has the columns of scores after the accuracy, and no empty
+    columns after the first.
     """
     section, found = comparison.section, dict[str, Column]()
     summaries, paper = comparison.summaries.values(), section.paper.get(comparison.dataset, {})
@@ -316,13 +247,12 @@ def headings(comparison: Comparison, *, wide: bool = False) -> list[str]:
     """Return the headings of the table."""
     found, paper = ["method"], comparison.section.paper.get(comparison.dataset, {})
     for name, column in columns_of(comparison, wide=wide).items():
-        found += column.headings
-        found += ["paper"] if name in paper else []
+        found += [*column.headings, *(["paper"] if name in paper else [])]
     return found
 
 
 def table_rows(comparison: Comparison, *, wide: bool = False) -> list[list[str]]:
-    """Return a row of text per method; figures of the paper stand beside ours."""
+    """Return a row of text per method, with the paper's figures after ours."""
     paper, rows = comparison.section.paper.get(comparison.dataset, {}), []
     for label, summary in comparison.summaries.items():
         row = [label]

@@ -1,4 +1,4 @@
-"""Plots, the HTML report and the JSON of comparisons."""
+"""Write the HTML report and the JSON of comparisons."""
 
 from __future__ import annotations
 
@@ -16,15 +16,7 @@ from ..run import drawing
 from ..run.data import Settings
 from ..run.provenance import source_of
 from ..run.report import Block, FactsBlock, TableBlock, TextBlock, first_blocks, write_report
-from .comparison import (
-    PAIR_HEADINGS,
-    Comparison,
-    best_cells,
-    columns_of,
-    headings,
-    pair_rows,
-    table_rows,
-)
+from .comparison import Comparison, best_cells, columns_of, headings, table_rows
 from .figures import ACROSS, FIGURES
 from .findings import HEADINGS, READING, count_misses, paper_figures, seen_tables, verdict
 from .presets import PAPERS, Preset, Section
@@ -43,7 +35,7 @@ def write_comparison_report(
     left_out: Sequence[str] = (),
     alone: bool = False,
 ) -> Path:
-    """Draw the plots and write ``report.html``, of a preset ``alone`` or of several."""
+    """Draw the plots and write ``report.html``, of one preset (``alone``) or of several."""
     absent: list[Block] = [TextBlock("Left out", list(left_out))] if left_out else []
     if alone:
         ((chosen, comparisons),) = compared
@@ -53,7 +45,7 @@ def write_comparison_report(
             subtitle=f"fedkern compare {chosen.name}",
             blocks=_blocks(folder / "plots", chosen, comparisons, seed) + absent,
         )
-    blocks = _overview(compared) + absent
+    blocks = [*absent]
     for chosen, comparisons in compared:
         blocks.append(TextBlock(chosen.title, [f"fedkern compare {chosen.name}"]))
         blocks += _blocks(folder / "plots" / chosen.name, chosen, comparisons, seed)
@@ -68,7 +60,7 @@ def write_comparison_report(
 
 
 def comparison_result(chosen: Preset, comparisons: list[Comparison], seed: int) -> dict[str, Any]:
-    """Return all there is of a preset as JSON; what grew beyond all numbers is null."""
+    """Return a preset's results for JSON; infinite and missing numbers are null."""
     found = {
         "preset": chosen.name,
         "engine": chosen.engine,
@@ -86,8 +78,11 @@ def comparison_result(chosen: Preset, comparisons: list[Comparison], seed: int) 
                     "rows": table_rows(comparison),
                 },
                 "methods": comparison.summaries,
-                "paired_differences": [pair.to_dict() for pair in comparison.pairs],
-                "paper_figures": [figure.to_dict() for figure in paper_figures(comparison)],
+                "paired_differences": [dataclasses.asdict(pair) for pair in comparison.pairs],
+                "paper_figures": [
+                    {**dataclasses.asdict(figure), "misses": figure.misses}
+                    for figure in paper_figures(comparison)
+                ],
             }
             for comparison in comparisons
         },
@@ -97,37 +92,17 @@ def comparison_result(chosen: Preset, comparisons: list[Comparison], seed: int) 
 
 
 def _settings(settings: Settings) -> dict[str, Any]:
-    """Return settings with the name of a file instead of its place."""
+    """Return settings with names of files, not paths: these may be private."""
     found = dataclasses.asdict(settings)
     if "party" in found:
         found["party"] = [Path(file).name for file in found["party"]]
     return {**found, "data": Path(settings.data).name}
 
 
-def _overview(compared: Sequence[tuple[Preset, list[Comparison]]]) -> list[Block]:
-    """Return how many of the papers' figures are met, per preset that has some."""
-    rows = []
-    for chosen, comparisons in compared:
-        counts = count_misses([f for c in comparisons for f in paper_figures(c)])
-        if counts["figures"]:
-            numbers = (chosen.runs, counts["figures"], counts["worse"], counts["better"])
-            rows.append([chosen.title, *map(str, numbers)])
-    if not rows:
-        return []
-    return [
-        TableBlock(
-            "Figures of the papers, and how many of ours differ by more than their spread over "
-            "draws",
-            ["preset", "draws", "figures of the paper", "worse", "better"],
-            rows,
-        )
-    ]
-
-
 def _blocks(
     folder: Path, chosen: Preset, comparisons: Sequence[Comparison], seed: int
 ) -> list[Block]:
-    """Return the blocks of a preset, from what was compared to the settings."""
+    """Return the blocks of a preset."""
     verdicts = [text for text in map(verdict, comparisons) if text]
     blocks: list[Block] = [TextBlock("Verdict", verdicts)] if verdicts else []
     for dataset, first in {one.dataset: one.first_table for one in comparisons}.items():
@@ -149,7 +124,7 @@ def _blocks(
         shown = [column for one in own for column in columns_of(one, wide=True).values()]
         _define(reading, section, shown)
         labels = [entry[0] for entry in section.entries]
-        if labels not in audited:  # sections on several data sets may compare the same
+        if labels not in audited:  # several sections may compare the same methods
             audited.append(labels)
             seen += seen_tables(own[0])
     blocks += _misses(comparisons)
@@ -168,7 +143,7 @@ def _blocks(
 
 
 def _define(reading: dict[str, list[str]], section: Section, shown: Sequence[Column]) -> None:
-    """Add what the columns of a section's tables mean, by the word that is defined."""
+    """Add the definitions of a section's columns, by the defined word."""
     texts = [column.reading for column in shown]
     for text in filter(None, (*texts, *section.family.reading)):
         known = reading.setdefault(text.partition(":")[0], [])
@@ -177,7 +152,7 @@ def _define(reading: dict[str, list[str]], section: Section, shown: Sequence[Col
 
 
 def _join(texts: Sequence[str]) -> str:
-    """Return one definition of a word that means a little else in each section."""
+    """Join definitions of a word that differ between sections."""
     first, *others = texts
     return " In other sections: ".join([first, *(o.partition(": ")[2] for o in others)])
 
@@ -194,9 +169,6 @@ def _results(
             best_cells(comparison),
         )
     ]
-    if comparison.pairs:
-        caption = f"{dataset}: paired differences of the errors over feature draws"
-        blocks.append(TableBlock(caption, PAIR_HEADINGS, pair_rows(comparison)))
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / _slug(dataset)
     for name in section.figures:
@@ -208,7 +180,7 @@ def _results(
 
 
 def columns_table(columns: Sequence[Mapping[str, Any]], dataset: str) -> list[Block]:
-    """Return a table of what became of the columns of the data; none where all are alike."""
+    """Return a table of the encoding of columns; none where all are alike."""
     became: dict[tuple[str, str, str], list[str]] = {}
     for one in columns:
         kind = one["kind"], one["text"], str(one["outputs"])
@@ -221,7 +193,7 @@ def columns_table(columns: Sequence[Mapping[str, Any]], dataset: str) -> list[Bl
 
 
 def _misses(comparisons: Sequence[Comparison]) -> list[Block]:
-    """Return the figures of the paper that ours miss, if there are any to compare with."""
+    """Return the figures of the paper that ours miss."""
     figures = [figure for comparison in comparisons for figure in paper_figures(comparison)]
     if not figures:
         return []
@@ -250,7 +222,7 @@ def _caption(chosen: Preset, comparison: Comparison) -> str:
 
 
 def _options(chosen: Preset) -> dict[str, str]:
-    """Return the options of each entry; those of several data sets that differ one by one."""
+    """Return the options of each entry, with the data set where they differ."""
     found: dict[str, str] = {}
     for section in chosen.sections:
         for label, method, options in section.entries:

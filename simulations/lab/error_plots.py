@@ -1,4 +1,4 @@
-"""Figures of test errors: over training time, and spread over runs. See :mod:`.plots`."""
+"""Draw test errors over a cost, and their spread over runs."""
 
 from __future__ import annotations
 
@@ -29,28 +29,21 @@ def plot_error_panels(
     xlabel: str = "training time (s)",
     styles: Mapping[str, Style] | None = None,
 ) -> Path:
-    """Draw test errors against the training time, or another cost: a panel per data set.
+    """Draw test errors over a cost, a panel per data set and two panels a row.
 
-    A series of several points is a curve with a band of one standard deviation; a series of one is
-    a marker with an error bar: a method that has no error before it has ended.
+    A method with several points is a curve with a band of one standard deviation, else a marker
+    with an error bar.
 
     Parameters
     ----------
     panels : mapping of str to mapping
-        Per title, per method ``(cost, mean, std)`` in any order. Points without a finite mean are
-        left out; a standard deviation that is not finite counts as none. Two panels are in a row,
-        with one legend.
+        Title -> method -> ``(cost, mean, std)``. Points without a finite mean are left out.
     path : Path
-        Where to write; the suffix does not matter.
+        The file; PNG and SVG whatever its suffix.
     ylabel, xlabel : str
-        What error and cost are, with their units.
-    styles : mapping of str to Style, optional (default: None)
-        Look of the methods; ``None`` gives them by order.
-
-    Returns
-    -------
-    Path
-        The PNG.
+        Labels of the axes, with units.
+    styles : mapping of str to Style, optional (default: by order)
+        Look of the methods.
 
     Raises
     ------
@@ -77,7 +70,7 @@ def _draw_errors(
     curves: Mapping[str, Sequence[tuple[float, float, float]]],
     looks: Mapping[str, Style],
 ) -> set[str]:
-    """Draw curves and markers; return what has any."""
+    """Draw curves and markers; return the methods with points."""
     drawn, times, errors = set(), list[float](), list[float]()
     for name, points in curves.items():
         kept = sorted(p for p in points if math.isfinite(p[0]) and math.isfinite(p[1]))
@@ -120,34 +113,9 @@ def plot_error_boxes(
     xlabel: str,
     styles: Mapping[str, Style] | None = None,
 ) -> Path:
-    """Draw the test errors of the runs of each method as a box with a dot per run.
+    """Draw the finite test errors of the runs of each method as a box with a dot per run.
 
-    The box spans the quartiles, the line in it is the median; whiskers reach the furthest runs
-    within 1.5 interquartile ranges of the box.
-
-    Parameters
-    ----------
-    errors : mapping of str to sequence of float
-        Per method an error per run. Those that are not finite are left out; a method without any
-        is written as "n/a".
-    path : Path
-        Where to write; the suffix does not matter.
-    title : str
-        Title of the figure.
-    xlabel : str
-        What the error is, with its unit.
-    styles : mapping of str to Style, optional (default: None)
-        Look of the methods; ``None`` gives them by order.
-
-    Returns
-    -------
-    Path
-        The PNG.
-
-    Raises
-    ------
-    OptionError
-        If matplotlib is not installed.
+    Arguments are those of :func:`plot_error_panels`; a method without errors gets "n/a".
     """
     figure = drawing.new_figure(1.15 + 0.36 * max(len(errors), 1))
     axes = figure.add_subplot()

@@ -1,9 +1,9 @@
-"""Figures of comparisons by name: on one data set, and over the data sets of a section."""
+"""Draw the figures of comparisons by name: on one data set, and over those of a section."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,43 +17,25 @@ from ..run.entries import Entry
 from ..run.report import FigureBlock
 from .comparison import Comparison
 from .error_plots import plot_error_boxes, plot_error_panels
-from .topologies import SERVER_NOTE, plot_topologies
 
 Styles = Mapping[str, drawing.Style]
-#: Called with the comparison, the path of the figure without its end ``-<name>.png``, and the
-#: styles of the entries.
+#: Called with the comparison, the path without its end ``-NAME.png``, and the entries' styles.
 DrawFigure = Callable[[Comparison, Path, Styles], FigureBlock]
-#: The same over the comparisons of a section on several data sets, with the path but for ``.png``.
+#: The same over the comparisons of a section on several data sets.
 DrawAcross = Callable[[Sequence[Comparison], Path, Styles], FigureBlock]
 #: Series -> points (x, mean, standard deviation).
 Curves = dict[str, list[tuple[float, float, float]]]
-#: Called with the result of a draw.
+#: Called with the result of a repetition.
 Value = Callable[[Mapping[str, Any]], float]
 
-_BAND = "band: one standard deviation over draws"
+_BAND = "band: one standard deviation over repetitions"
 _MARKERS = (
     "mean and one standard deviation over runs. Markers: methods with a model at the end only"
 )
 
 
 def _file(stem: Path, name: str = "") -> Path:
-    """Return the path of a figure."""
     return stem.with_name(f"{stem.name}{f'-{name}' if name else ''}.png")
-
-
-def _curves(
-    curves: Curves,
-    path: Path,
-    caption: str,
-    *,
-    title: str,
-    axes: tuple[str, str],
-    styles: Styles | None = None,
-) -> FigureBlock:
-    """Draw curves with bands; ``axes`` says what x and y are."""
-    xlabel, ylabel = axes
-    drawn = plots.plot_sweep(curves, path, title=title, xlabel=xlabel, ylabel=ylabel, styles=styles)
-    return FigureBlock(caption, drawn)
 
 
 def _metric(name: str) -> Value:
@@ -65,22 +47,30 @@ def _metric(name: str) -> Value:
 
 
 def _spread(entry: Entry, value: Value) -> tuple[float, float]:
-    """Return mean and standard deviation over an entry's draws."""
+    """Compute mean and standard deviation over an entry's repetitions."""
     values = np.array([value(result) for result in entry.results])
     return float(values.mean()), float(values.std())
 
 
 # -- over an option that is swept, or over a property of the data sets
 
-#: What is drawn: name -> how a figure calls it, and what it is of a draw's result.
+#: Name -> axis label, and the value of a repetition.
 _DRAWN: dict[str, tuple[str, Value]] = {
     "iterations": ("iterations", _metric("iterations")),
     "reached": ("iterations to 1e-3 of the pooled optimum", _metric("iterations_to_pooled")),
     "accuracy": ("accuracy on held-out rows", _metric("test_accuracy")),
+    "auc": ("AUC of held-out ratings", _metric("auc")),
     "regret": ("mean regret per client (squared error)", _metric("regret_mean")),
     "seconds": ("seconds", lambda result: float(result["seconds"])),
+    **{
+        f"reconstruction_{name}": (
+            f"relative error of squared distances, {text}",
+            _metric(f"reconstruction_{name}"),
+        )
+        for name, text in ATTACKS.items()
+    },
 }
-#: What is swept over data sets: name -> how a figure calls it, and its value for one of them.
+#: Property of data sets -> axis label, and its value.
 _SWEPT: dict[str, tuple[str, Callable[[Any], float]]] = {
     "groups": ("groups", lambda s: float(len(s.sizes))),
     "users": ("users", lambda s: float(s.users)),
@@ -90,46 +80,83 @@ _SWEPT: dict[str, tuple[str, Callable[[Any], float]]] = {
 
 
 def _sweep(name: str, alone: bool, comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
-    """Draw a figure against the option of a sweep, a line per label but for its end."""
-    (what, value), dataset, option = _DRAWN[name], comparison.dataset, comparison.section.sweep
-    words, found = option.replace("_", " "), Curves()
+    """Draw a value over the swept option, a line per label without its last part."""
+    (what, value), option = _DRAWN[name], comparison.section.sweep
+    words, curves = option.replace("_", " "), Curves()
     for entry in comparison.entries:
         if option in entry.options:
             x = float(np.mean(entry.options[option]))
-            series = entry.label.rpartition(", ")[0] or entry.label
-            found.setdefault(series, []).append((x, *_spread(entry, value)))
-    return _curves(
-        found,
-        _file(stem, option if alone else f"{option}-{name}"),
-        f"{dataset}: {what} against {words}; {_BAND}",
-        title=f"{dataset}: {what}",
-        axes=(words, what),
-    )
+            series = entry.label.rpartition(", ")[0] or entry.method
+            curves.setdefault(series, []).append((x, *_spread(entry, value)))
+    title = f"{comparison.dataset}: {what}"
+    path = _file(stem, option if alone else f"{option}-{name}")
+    drawn = plots.plot_sweep(curves, path, title=title, xlabel=words, ylabel=what)
+    return FigureBlock(f"{title} over {words}; {_BAND}", drawn)
 
 
 def _over_data(
     name: str, swept: str, comparisons: Sequence[Comparison], stem: Path, styles: Styles
 ) -> FigureBlock:
-    """Draw a figure against a property of the data sets of a section, a line per entry."""
-    (against, place), (what, value) = _SWEPT[swept], _DRAWN[name]
-    title, found = comparisons[0].section.title or what, Curves()
+    """Draw a value over a property of the data sets of a section, a line per entry."""
+    (words, place), (what, value) = _SWEPT[swept], _DRAWN[name]
+    title, curves = comparisons[0].section.title or what, Curves()
     for comparison in comparisons:
         x = place(comparison.section.data[comparison.dataset])
         for entry in comparison.entries:
-            found.setdefault(entry.label, []).append((x, *_spread(entry, value)))
-    return _curves(
-        found,
-        _file(stem),
-        f"{title}: {what} against {against}; {_BAND}",
-        title=title,
-        axes=(against, what),
+            curves.setdefault(entry.label, []).append((x, *_spread(entry, value)))
+    drawn = plots.plot_sweep(
+        curves, _file(stem), title=title, xlabel=words, ylabel=what, styles=styles
+    )
+    return FigureBlock(f"{title}: {what} over {words}; {_BAND}", drawn)
+
+
+# -- over the rounds of the first run
+
+#: Name -> field of a history, and axis label.
+_HISTORIES = {
+    "consensus": ("consensus_difference", "change of the global model |z - z before|"),
+    "residual": ("squared_residual", "sum of squared residuals"),
+    "kernel-error": ("kernel_error", "mean squared error of the cosine-normalised kernel"),
+}
+
+
+def _history(name: str, comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
+    field, what = _HISTORIES[name]
+    curves = Curves()
+    for entry in comparison.entries:
+        known = ((row["round"], row.get(field)) for row in entry.results[0]["history"])
+        if points := [(float(at), v, 0.0) for at, v in known if v]:  # 0 has no logarithm
+            curves[entry.label] = points
+    title, path = f"{comparison.dataset}: {what}", _file(stem, name)
+    drawn = plots.plot_sweep(curves, path, title=title, xlabel="round", ylabel=what, styles=styles)
+    return FigureBlock(f"{title}, first run", drawn)
+
+
+def _regret(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
+    text = f"{comparison.dataset}: average regret of the clients"
+    curves = {
+        k: [
+            (row["round"], row["regret"] / row["round"], 0.0)
+            for row in s["history"]
+            if row["regret"] is not None
+        ]
+        for k, s in comparison.summaries.items()
+        if s["metrics"]["regret_mean"] is not None and s["method"] != "ofskl"
+    }
+    path = plots.plot_sweep(
+        curves,
+        _file(stem, "regret"),
+        title=text,
+        xlabel="samples per client t",
+        ylabel="regret per sample (squared error)",
         styles=styles,
     )
+    return FigureBlock(f"{text} over time", path)
 
 
-# -- test errors, over what they cost and over runs
+# -- test errors over costs and over runs, and traffic
 
-#: Cost -> how a figure calls it, its unit, and what it is of a whole run.
+#: Cost -> axis label, its unit, and its value for a whole run.
 _COSTS: dict[str, tuple[str, float, Value]] = {
     "exchanges": ("exchanges", 1.0, lambda r: r["exchanges"]),
     "bytes": ("MB up and down, all parties", 1e-6, lambda r: r["bytes_up"] + r["bytes_down"]),
@@ -138,14 +165,14 @@ _COSTS: dict[str, tuple[str, float, Value]] = {
 
 
 def _unit(comparison: Comparison) -> tuple[str, str, float]:
-    """Return what the error is called, its unit, and the factor that brings it there."""
+    """Return name, unit and factor of the error."""
     if any("test_rmse" in r["metrics"] for entry in comparison.entries for r in entry.results):
         return "RMSE", "units of the label", 1.0
     return "test error", "%", 100.0
 
 
 def _final_error(result: Mapping[str, Any]) -> float:
-    """Return the error of a draw on held-out rows, NaN where it has none."""
+    """Return the error on held-out rows, NaN for none."""
     metrics = result["metrics"]
     known = any(metrics.get(name) is not None for name in ("test_accuracy", "test_rmse"))
     return error_of(metrics) if known else math.nan
@@ -154,23 +181,23 @@ def _final_error(result: Mapping[str, Any]) -> float:
 def _error_curves(comparison: Comparison, cost: str) -> Curves:
     """Return (cost, mean error, std) of each entry, evaluation by evaluation.
 
-    Of a run whose history does not tell its last error alone. Exchanges and bytes are of federated
-    methods.
+    A run without errors in its history has the last error only. Only federated methods have
+    exchanges and bytes.
     """
     _, unit, whole = _COSTS[cost]
     factor, found = _unit(comparison)[2], Curves()
 
-    def course(result: Mapping[str, Any]) -> list[tuple[float, float]]:
-        told = [
+    def curve(result: Mapping[str, Any]) -> list[tuple[float, float]]:
+        known = [
             (row[cost], row["test_error"])
             for row in result["history"]
             if row.get("test_error") is not None and row.get(cost) is not None
         ]
-        return told or [(whole(result), _final_error(result))]
+        return known or [(whole(result), _final_error(result))]
 
     for entry in comparison.entries:
         if cost == "seconds" or comparison.summaries[entry.label]["exchanges"]:
-            together = zip(*map(course, entry.results), strict=False)
+            together = zip(*map(curve, entry.results), strict=False)
             points = [np.array(one).T for one in together]
             found[entry.label] = [
                 (float(unit * x.mean()), float(factor * e.mean()), float(factor * e.std()))
@@ -182,7 +209,7 @@ def _error_curves(comparison: Comparison, cost: str) -> Curves:
 def _errors_of_all(
     cost: str, comparisons: Sequence[Comparison], stem: Path, styles: Styles, name: str = ""
 ) -> FigureBlock:
-    """Draw the test error of each method over what it cost so far, a panel per data set."""
+    """Draw the test error of each method over its cost so far, a panel per data set."""
     (text, unit, _), words = _unit(comparisons[0]), _COSTS[cost][0]
     path = plot_error_panels(
         {one.dataset: _error_curves(one, cost) for one in comparisons},
@@ -192,8 +219,8 @@ def _errors_of_all(
         styles=styles,
     )
     more = ", without that of evaluations and cross-validation" if cost == "seconds" else ""
-    whose = f"{comparisons[0].dataset}: " if name else ""
-    return FigureBlock(f"{whose}{text} on held-out rows over {words}{more}; {_MARKERS}", path)
+    prefix = f"{comparisons[0].dataset}: " if name else ""
+    return FigureBlock(f"{prefix}{text} on held-out rows over {words}{more}; {_MARKERS}", path)
 
 
 def _errors_over(
@@ -209,7 +236,7 @@ def _errors_box(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlo
         {
             entry.label: [scale * _final_error(result) for result in entry.results]
             for entry in comparison.entries
-            if entry.method != "constant"  # others would be hard to tell apart beside it
+            if entry.method != "constant"  # its error would hide differences among the others
         },
         _file(stem, "errors-box"),
         title=f"{name}: {text} over runs",
@@ -222,7 +249,7 @@ def _errors_box(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlo
 
 
 def _traffic(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
-    """Draw what all clients sent and got."""
+    """Draw the bytes that all clients sent and received."""
     name = comparison.dataset
     sent = {
         label: [(s[way] / 1e6, None) for way in ("bytes_up", "bytes_down")]
@@ -240,20 +267,8 @@ def _traffic(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
     return FigureBlock(f"{name}: arrays sent by all clients and to them", path)
 
 
-def _topologies(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
-    """Draw link times of star, ring and tree."""
-    return FigureBlock(
-        "Link time of one sum by star, ring, tree and two trees, computed: 1 ms of latency, "
-        f"100 Mbit/s. {SERVER_NOTE}",
-        plot_topologies(_file(stem, "topologies")),
-    )
-
-
-# -- what the history of a run tells, and what is of one method
-
-
 def _mse(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
-    name, bars = comparison.dataset, {}
+    name, bars = comparison.dataset, dict[str, list[plots.Bar]]()
     for label, summary in comparison.summaries.items():
         mean, std = (summary["metrics"][key] for key in ("mse", "mse_std"))
         spread = None if std is None or comparison.runs == 1 else 1e3 * std
@@ -268,125 +283,6 @@ def _mse(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
     return FigureBlock(f"{name}: mean squared error of each method", path)
 
 
-def _regret(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
-    text = f"{comparison.dataset}: average regret of the clients"
-    curves = {
-        k: [
-            (row["round"], row["regret"] / row["round"], 0.0)
-            for row in s["history"]
-            if row["regret"] is not None
-        ]
-        for k, s in comparison.summaries.items()
-        if s["metrics"]["regret_mean"] is not None and s["method"] != "ofskl"
-    }
-    return _curves(
-        curves,
-        _file(stem, "regret"),
-        f"{text} over time",
-        title=text,
-        axes=("samples per client t", "regret per sample (squared error)"),
-        styles=styles,
-    )
-
-
-def _points(rows: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, float, float]]:
-    """Return what can be drawn on a logarithmic axis of what a history tells, by rounds."""
-    known = ((row["round"], row.get(name)) for row in rows)
-    return [(float(at), max(value, 1e-12), 0.0) for at, value in known if value is not None]
-
-
-def _consensus(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
-    """Draw |z_t - z_{t-1}| over the iterations of the first run (HierarchicalSVM, Figure 9)."""
-    curves = {
-        entry.label: _points(entry.results[0]["history"], "consensus_difference")
-        for entry in comparison.entries
-    }
-    text = f"{comparison.dataset}: change of the global model"
-    return _curves(
-        {label: points for label, points in curves.items() if points},
-        _file(stem, "consensus"),
-        f"{text} from the iteration before, first run",
-        title=text,
-        axes=("iteration", "consensus difference |z - z before|"),
-        styles=styles,
-    )
-
-
-def _residual(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
-    """Draw squared residuals over iterations, mean of the runs that got so far."""
-    curves = Curves()
-    for label, summary in comparison.summaries.items():
-        runs = [run for run in summary["squared_residuals"] if len(run) > 1]
-        if runs:
-            length = min(map(len, runs))
-            logs = np.log10([[max(v, 1e-300) for v in run[:length]] for run in runs])
-            curves[label] = [(k + 1, float(10.0 ** logs[:, k].mean()), 0.0) for k in range(length)]
-    return _curves(
-        curves,
-        _file(stem, "residual"),
-        f"{comparison.dataset}: sum of squared residuals, geometric mean over runs",
-        title=f"{comparison.dataset}: residual",
-        axes=("iteration", "sum of squared residuals"),
-        styles=styles,
-    )
-
-
-def _reconstruction(sampling: str, comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
-    """Draw errors of reconstructed distances against the number of landmarks (FedCG, Figure 8)."""
-    curves = Curves()
-    for label, summary in comparison.summaries.items():
-        if label.rpartition(", ")[0] == sampling:
-            for name, text in ATTACKS.items():
-                error = max(summary["metrics"][f"reconstruction_{name}"], 1e-16)
-                point = (float(summary["options"]["landmarks"]), error, 0.0)
-                curves.setdefault(text, []).append(point)
-    return _curves(
-        curves,
-        _file(stem, f"reconstruction-{sampling}"),
-        f"{comparison.dataset}, landmarks {sampling}: relative error of the distances between "
-        "training rows, from what protocol naive shows the server",
-        title=f"{comparison.dataset}: distances between patients, landmarks {sampling}",
-        axes=("landmarks (number)", "relative error of squared distances"),
-    )
-
-
-def _participation(comparison: Comparison, stem: Path, _: Styles) -> FigureBlock:
-    """Draw the AUC against the share of users in the kernel (FedCFK, Tables 1 and 2)."""
-    points = [
-        (100.0 * entry.options.get("participation", 1.0), *_spread(entry, _metric("auc")))
-        for entry in comparison.entries
-        if entry.reference is None
-    ]
-    return _curves(
-        {"FedCFK": points},
-        _file(stem, "participation"),
-        f"{comparison.dataset}: AUC against the share of users in the kernel; {_BAND}",
-        title=f"{comparison.dataset}: recommendations and participation",
-        axes=("users whose ratings are in the kernel (%)", "AUC of held-out ratings"),
-    )
-
-
-def _kernel_error(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
-    """Draw the error of the normalised kernel over rounds (FedCFK, Figure 1)."""
-    curves, looks = Curves(), dict[str, drawing.Style]()
-    for label, summary in comparison.summaries.items():
-        exact = summary["metrics"].get("exact_from")
-        name = label if exact is None else f"{label} (exact from round {exact:g})"
-        rows = [row for row in summary["history"] if row["kernel_error"] > 0.0]
-        curves[name] = _points(rows, "kernel_error")
-        if label in styles:
-            looks[name] = styles[label]
-    return _curves(
-        curves,
-        _file(stem, "kernel-error"),
-        f"{comparison.dataset}: mean squared difference of the cosine-normalised matrices of all "
-        "users and of the rounds so far",
-        title=f"{comparison.dataset}: kernel after rounds of random users",
-        axes=("round", "error of the normalised kernel (MSE)"),
-        styles=looks,
-    )
-
-
 FIGURES: dict[str, DrawFigure] = {
     "bytes": _traffic,
     "errors-box": _errors_box,
@@ -398,12 +294,7 @@ FIGURES: dict[str, DrawFigure] = {
     "sweep": partial(_sweep, "regret", True),
     "accuracy": partial(_sweep, "accuracy", True),
     **{f"sweep-{name}": partial(_sweep, name, False) for name in _DRAWN},
-    "residual": _residual,
-    **{f"reconstruction {sampling}": partial(_reconstruction, sampling) for sampling in "PUN"},
-    "topologies": _topologies,
-    "consensus": _consensus,
-    "participation": _participation,
-    "kernel-error": _kernel_error,
+    **{name: partial(_history, name) for name in _HISTORIES},
 }
 ACROSS: dict[str, DrawAcross] = {
     "errors-exchanges": partial(_errors_of_all, "exchanges"),

@@ -1,12 +1,13 @@
-"""What a comparison finds: the best method, figures of the papers that are missed, who saw what.
+"""Find the best method, the papers' figures that are missed, and who saw what.
 
-A figure of a paper is missed where ours differs from it by more than its spread over the draws.
+A figure of a paper is missed where ours differs from it by more than its standard deviation over
+repetitions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,19 @@ import numpy as np
 from ..methods.common import COSTS, scientific
 from ..methods.references import ALONE
 from ..run.format import size
-from ..run.report import Block, TableBlock, TextBlock
+from ..run.report import Block, TableBlock
 from .comparison import Comparison, pooled_labels
 
-#: By how much a pooled model is better for the verdict to say so: accuracy, and share of the RMSE.
+#: Lead of a pooled model that the verdict mentions: accuracy, and share of the RMSE.
 MUCH_ACCURACY, MUCH_RMSE = 0.02, 0.05
 _ALONE = ("local-only", ALONE)
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return three sentences on the methods of a comparison.
+    """Write three sentences on the methods of a comparison.
 
-    The first says which federated method has the best figure, the second how good models of the
-    pooled data and of a single party are, by how much the former are better if that is much, and
-    whether the latter are of use; the third what the server saw of the best one.
+    They name the best federated method, compare it with pooled and local models, and say what its
+    server saw.
     """
     section, summaries = comparison.section, comparison.summaries
     references = set(pooled_labels(comparison.entries))
@@ -79,7 +79,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def _behind(best: Mapping[str, Any], pooled: Mapping[str, Any]) -> str:
-    """Return by how much a method is behind the model of the pooled data, where that is much."""
+    """Write how far a method is behind the pooled model, if far."""
     own, other = best["metrics"], pooled["metrics"]
     if "test_rmse" in own.keys() & other.keys():
         more = own["test_rmse"] - other["test_rmse"]
@@ -92,7 +92,7 @@ def _behind(best: Mapping[str, Any], pooled: Mapping[str, Any]) -> str:
 
 
 def _seen(summary: Mapping[str, Any]) -> str:
-    """Return what the server saw of the best method's run, first of all what matters most."""
+    """Write what the server saw of a run, the most important first."""
     (plain,) = COSTS["plain"].cells(summary)
     most = next(iter(summary["privacy"].get("server_sees", ())), "nothing")
     single = f"; {plain} came from single parties in plain" if plain not in ("-", "0 B") else ""
@@ -111,18 +111,18 @@ class PaperFigure:
     Attributes
     ----------
     dataset, label, column : str
-        Where in the table; the column as its heading has it.
+        Place in the table; the column is its heading.
     ours : float or None
-        Mean over the draws; None where a draw has no such figure.
+        Mean over repetitions; None if one has no such figure.
     spread : float or None
-        Standard deviation over the draws; None for a single draw.
+        Standard deviation over repetitions; None for a single one.
     paper : float
     decimals : int
-        That the paper's figure has been rounded to.
+        Of the paper's figure.
     better : bool or None
-        Whether ours is the better one; None where it is missing.
+        Whether ours is better; None where it is missing.
     nearest : float or None
-        The draw that is nearest to the paper's figure.
+        The repetition that is nearest to the paper's figure.
     """
 
     dataset: str
@@ -139,18 +139,14 @@ class PaperFigure:
     def misses(self) -> bool:
         """Whether ours differs by more than its spread and the rounding of the paper.
 
-        Draws that diverge have a spread that excuses everything; so ours is missed as well where
-        even the nearest draw is off by more than the paper's figure itself.
+        The spread of runs that diverge would accept any figure. So ours is missed as well where the
+        nearest run differs by more than the paper's figure itself.
         """
         if self.ours is None or self.nearest is None:
             return True
         if abs(self.nearest - self.paper) > abs(self.paper):
             return True
         return abs(self.ours - self.paper) > (self.spread or 0.0) + 0.5 * 10.0**-self.decimals
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {**asdict(self), "misses": self.misses}
 
     def cells(self) -> list[str]:
         """Return a row of text, see :data:`HEADINGS`."""
@@ -176,7 +172,7 @@ class PaperFigure:
 
 
 def paper_figures(comparison: Comparison) -> list[PaperFigure]:
-    """Return all figures of the paper that a comparison has figures of its own for."""
+    """Return all figures of the paper that the comparison has computed."""
     section, found = comparison.section, []
     for name, figures in section.paper.get(comparison.dataset, {}).items():
         column = section.column(name)
@@ -205,7 +201,7 @@ def paper_figures(comparison: Comparison) -> list[PaperFigure]:
 def _reduce(
     values: list[float | None], paper: float
 ) -> tuple[float | None, float | None, float | None]:
-    """Return mean and standard deviation of the draws, and the one nearest to the paper's."""
+    """Compute mean, standard deviation, and the value nearest to the paper's."""
     numbers = [value for value in values if value is not None]
     if len(numbers) < len(values) or not numbers:
         return None, None, None
@@ -214,7 +210,7 @@ def _reduce(
 
 
 def count_misses(figures: list[PaperFigure]) -> Mapping[str, int]:
-    """Return how many there are, how many miss, and how many of these are better or worse."""
+    """Count figures, those that miss, and how many of these are better or worse."""
     missed = [figure for figure in figures if figure.misses]
     return {
         "figures": len(figures),
@@ -251,16 +247,16 @@ _CLIENTS = {
     "sealed": ("sealed",),
     "keys": ("key",),
 }
-_SUSPICIOUS = 1e-6  # p-value below which bytes said to be random are not
+_SUSPICIOUS = 1e-6  # p-value below which bytes are not uniform
 
 
 def seen_tables(comparison: Comparison) -> list[Block]:
-    """Return what the parties see of each method, in words and as bytes by kind."""
+    """Make tables of what each party sees, in words and as bytes by kind."""
     return [_in_words(comparison), *_in_bytes(comparison)]
 
 
 def _in_words(comparison: Comparison) -> TableBlock:
-    """Return what is seen, by whom, and of which methods."""
+    """Make the table of what is seen, by which party, of which methods."""
     found: dict[tuple[str, str], list[str]] = {}
     for entry in comparison.entries:
         for key, seen in entry.results[0]["privacy"].items():
@@ -287,7 +283,7 @@ def _in_bytes(comparison: Comparison) -> list[Block]:
     }
     if not audited:
         return []
-    name, plain = comparison.dataset, [*map(_plain_fields, audited.items())]
+    name = comparison.dataset
     return [
         _table(
             f"{name}: what the server saw; in bold what single clients sent in plain",
@@ -299,19 +295,7 @@ def _in_bytes(comparison: Comparison) -> list[Block]:
             {label: seen["clients"] for label, seen in audited.items()},
             _CLIENTS,
         ),
-        TextBlock("", [text for text in plain if text]),
     ]
-
-
-def _plain_fields(audited: tuple[str, Mapping[str, Any]]) -> str:
-    """Return which fields a method's clients sent in plain, if any."""
-    label, seen = audited
-    fields = dict.fromkeys(
-        f"{row['field'].replace('_', ' ')} of phase {row['phase']}"
-        for row in seen["server"]
-        if row["kind"] == "plain"
-    )
-    return f"{label}, in plain: {', '.join(fields)}." if fields else ""
 
 
 def _table(
@@ -337,7 +321,7 @@ def _table(
 
 
 def _random(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return whether what is said to be random looks random."""
+    """Return whether masked and sealed bytes look uniform."""
     tested = [row["uniform_p"] for row in rows if row.get("uniform_p") is not None]
     if not tested:
         return "-"
@@ -345,6 +329,6 @@ def _random(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cell(rows: Sequence[Mapping[str, Any]], kinds: tuple[str, ...]) -> str:
-    """Return the bytes of some kinds."""
+    """Write the bytes of some kinds."""
     mine = [row["bytes"] for row in rows if row["kind"] in kinds]
     return size(sum(mine)) if mine else "-"

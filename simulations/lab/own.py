@@ -1,4 +1,4 @@
-"""Methods at their defaults beside scikit-learn: on a table of the user's, and on eight of ours."""
+"""Compare methods at their defaults with scikit-learn, on a user's table and on eight of ours."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..run.options import Option, options
 from .references.peers import parties_alike
 from .sections import Contender, DataFiles, Preset, Section, choose
 
-#: Methods that learn from rows with labels and are judged on rows held out, by default all.
+#: Methods that learn from labelled rows and are evaluated on held-out rows.
 METHODS_OF_TABLES = tuple(m for m in METHODS if issubclass(family(m).settings, LabelledSettings))
-#: What is said of the table and who holds it; all methods that have the option get it.
+#: Options of the table and its parties, for all methods that have them.
 _SHARED = (
     "data",
     "label",
@@ -54,7 +54,7 @@ _SHARED = (
 _COSTS = ("exchanges", "traffic", "cpu", "deployed", "plain", "epsilon", "sees")
 _SHARE, _SPLITS, _SVC_ROWS = 0.3, 10, 4000
 _RIDGE: dict[str, Any] = {"landmarks": 500, "wide": True}
-# What a method needs on a table of features, and where the labels are numbers
+# options of a method on a table of features, and where the labels are numbers
 _ON_TABLES: Mapping[str, dict[str, Any]] = {
     "secure-gram": {"encoding": "fixed-point", "kernel": "rbf"}
 }
@@ -62,7 +62,7 @@ _OF_NUMBERS: Mapping[str, dict[str, Any]] = {"hierarchical-svm": {"model": "ridg
 
 
 def own_options() -> list[Option]:
-    """Return the options that say what the table is and who holds it; none has a default."""
+    """Return the options of the table and its parties, without defaults."""
     found = {o.name: o for name in METHODS_OF_TABLES for o in _every(name)}
     return [
         Option(o.name, o.type if o.name == "party" else o.type | None, *_text(o), o.panel, o.flag)
@@ -71,19 +71,25 @@ def own_options() -> list[Option]:
 
 
 def own_table(values: Mapping[str, Any], methods: Sequence[str]) -> tuple[Preset, list[str]]:
-    """Return a comparison on a table of the user's, and why methods are left out.
+    """Make a comparison on a user's table.
 
     Parameters
     ----------
     values : mapping
-        Those of :func:`own_options`, None where nothing was said.
+        Those of :func:`own_options`; None for an option that is not given.
     methods : sequence of str
-        What was named; if nothing, all that can learn from the table.
+        Methods to compare; if empty, all that can learn from the table.
+
+    Returns
+    -------
+    preset : Preset
+    left_out : list of str
+        Methods that cannot, with reasons.
 
     Raises
     ------
     OptionError, TableError
-        A method that was named cannot be compared like that, or none can.
+        A method in ``methods`` cannot learn from the table, or none can.
     """
     given = {name: value for name, value in values.items() if value not in (None, [])}
     for name in methods:
@@ -99,7 +105,7 @@ def own_table(values: Mapping[str, Any], methods: Sequence[str]) -> tuple[Preset
             )
     entries: dict[str, Contender] = {}
     dealt: dict[str, Settings] = {}
-    left_out, error, numbers, alike = [], None, False, ""
+    left_out, errors, numbers, alike = list[str](), list[FedKernError](), False, ""
     for name in chosen:
         try:
             settings, own, prepared = _deal(name, given)
@@ -107,19 +113,31 @@ def own_table(values: Mapping[str, Any], methods: Sequence[str]) -> tuple[Preset
             if methods:
                 raise
             left_out.append(f"{name}: {why}")
-            error = error or why
+            errors.append(why)
             continue
         title, numbers = method(name).title, not prepared.facts()["classes"]
         entries[title], dealt[title] = (title, name, own), settings
-        alike = alike or title * _averages(prepared)
-    if error is not None and not entries:
-        raise error
-    peers, absent = _peers(alike, numbers=numbers)
-    return _preset([*entries.values()], dealt, peers, alike, numbers=numbers), left_out + absent
+        alike = alike or title * _can_average(prepared)
+    if errors and not entries:
+        raise errors[0]
+    peers: list[Contender] = [("Nyström ridge, pooled", "kernel-ridge", _RIDGE)]
+    if find_spec("xgboost") is None:
+        left_out.append("XGBoost: it is not installed; pip install 'fedkern-flwr[peers]'")
+    else:
+        peers.append(("XGBoost, pooled", "xgboost", {}))
+    if alike:
+        linear = "linear" if numbers else "logistic"
+        peers += [
+            ("FedAvg, network", FED_AVG, {"model": "mlp"}),
+            (f"FedAvg, {linear}", FED_AVG, {"model": "logistic"}),
+        ]
+    else:
+        left_out.append("FedAvg: no three parties of a method have rows of the same columns")
+    return _preset([*entries.values()], dealt, peers, alike, numbers=numbers), left_out
 
 
-def _averages(prepared: Prepared) -> bool:
-    """Tell whether enough parties of a method have rows of the same columns for FedAvg."""
+def _can_average(prepared: Prepared) -> bool:
+    """Return whether enough parties of a method have rows of the same columns for FedAvg."""
     try:
         parties_alike(prepared.pooled(0))
     except TableError:
@@ -127,25 +145,8 @@ def _averages(prepared: Prepared) -> bool:
     return True
 
 
-def _peers(alike: str, *, numbers: bool) -> tuple[list[Contender], list[str]]:
-    """Return what one would use instead, and why some of it is left out."""
-    found: list[Contender] = [("Nyström ridge, pooled", "kernel-ridge", _RIDGE)]
-    absent = []
-    if find_spec("xgboost") is None:
-        absent.append("XGBoost: it is not installed; pip install 'fedkern-flwr[peers]'")
-    else:
-        found.append(("XGBoost, pooled", "xgboost", {}))
-    if alike:
-        linear = "linear" if numbers else "logistic"
-        found.append(("FedAvg, network", FED_AVG, {"model": "mlp"}))
-        found.append((f"FedAvg, {linear}", FED_AVG, {"model": "logistic"}))
-    else:
-        absent.append("FedAvg: no three parties of a method have rows of the same columns")
-    return found, absent
-
-
 def _check_method(name: str) -> None:
-    """Refuse a method that nothing is held out of.
+    """Refuse a method without held-out rows.
 
     Raises
     ------
@@ -172,8 +173,8 @@ def _check_method(name: str) -> None:
 
 
 def _every(name: str) -> list[Option]:
-    """Return the options of a run of a method."""
-    return [*options(method(name)), *family(name).parameters()]  # whose defaults hold
+    """Return the options of a run; of equal names the last one has the default."""
+    return [*options(method(name)), *family(name).parameters()]
 
 
 def _names(name: str) -> frozenset[str]:
@@ -182,7 +183,7 @@ def _names(name: str) -> frozenset[str]:
 
 
 def _text(option: Option) -> tuple[Any, str]:
-    """Return default and help of an option that several methods have."""
+    """Return default and help of a shared option."""
     if option.name == "party":
         return [], option.help
     texts = {
@@ -194,12 +195,11 @@ def _text(option: Option) -> tuple[Any, str]:
 
 
 def _deal(name: str, given: Mapping[str, Any]) -> tuple[Settings, dict[str, Any], Prepared]:
-    """Return how a method gets the table, its options, and the table.
+    """Deal the table to a method; return settings, options and the table.
 
     Raises
     ------
     OptionError, TableError
-        It cannot.
     """
     own = family(name)
     values = {o.name: o.default for o in _every(name)} | _ON_TABLES.get(name, {})
@@ -225,7 +225,7 @@ def _preset(
     *,
     numbers: bool,
 ) -> Preset:
-    """Return the comparison; baselines take the table as the first method has it."""
+    """Return the comparison; baselines use the table of the first method."""
     first = dealt[methods[0][0]]
     name = Path(first.data).stem if Path(first.data).is_file() else first.data
     pooled: tuple[Contender, ...] = (
@@ -290,7 +290,7 @@ _MOST_ROWS = 1000
 
 
 def eight_tables(datasets: tuple[str, ...], place: DataFiles) -> Preset:
-    """Return the preset ``peers``, of the tables asked for, else of those that are there."""
+    """Make the preset ``peers`` of the given tables, else of all that are available."""
     known = {name: {"data": data, "optional": True} for name, (data, _) in _TABLES.items()}
     kept = choose(datasets, known, [n for n, own in known.items() if place.is_there(n, own)])
     sections = {}
@@ -299,7 +299,7 @@ def eight_tables(datasets: tuple[str, ...], place: DataFiles) -> Preset:
         own, _ = own_table({**values, "data": place.find(name, known[name])}, [])
         sections[name] = own.sections[0]
     made = replace(
-        sections[kept[0]],  # methods and columns are those of all
+        sections[kept[0]],  # all tables have the same methods and columns
         data={name: next(iter(own.data.values())) for name, own in sections.items()},
         dealt={name: next(iter(own.dealt.values())) for name, own in sections.items()},
         figures=("errors-box",),
@@ -329,7 +329,7 @@ _RUNS = 5
 
 
 def registered_methods(names: Sequence[str], datasets: tuple[str, ...]) -> Preset:
-    """Return a comparison of registered methods.
+    """Compare registered methods.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Columns of a comparison on a table of one's own, which are the same for all families."""
+"""Columns of a comparison on a user's table, the same for all families."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..run.format import figure
 
 
 def _spread(heading: str, name: str, form: str, **more: Any) -> Column:
-    """Return the column of a metric's mean and standard deviation over the draws."""
+    """Return the column of a metric's mean and standard deviation."""
 
     def cells(summary: Summary) -> list[str]:
         values = summary["draws"].get(name, [None])
@@ -30,8 +30,7 @@ def _beside(summary: Summary) -> list[str]:
     return ["-" if value is None else format(value, form)]
 
 
-#: Seconds that an exchange takes where three warm nodes are on one machine, measured by
-#: benchmarks/ping.py; far networks and stock nodes take more.
+#: Seconds of an exchange with three warm nodes on one machine, measured by benchmarks/ping.py.
 _EXCHANGE_SECONDS = 1.07
 
 
@@ -53,7 +52,7 @@ def _epsilon(summary: Summary) -> list[str]:
     return [str(summary["privacy"].get("epsilon", "none"))]
 
 
-#: By name, beside those of the families.
+#: By name; families have more.
 OWN_COLUMNS: dict[str, Column] = {
     "accuracies": _spread(
         "accuracy",

@@ -1,29 +1,25 @@
-"""Presets of ``fedkern compare``: what they are, and how they are made of ``papers/*.toml``.
+"""Make the presets of ``fedkern compare`` from ``papers/*.toml``.
 
-A file has values for all of its presets, and a table ``[[preset]]`` for each, which may say
-otherwise: ``name``, ``title``, ``text``, ``runs`` and ``engine``, and what a :class:`Section` is
-made of (``section_title``, ``section_text``, ``columns``, ``plots``, ``across``, ``sweep``,
-``ranks``, ``parties``). A preset has a section for each data set, or one for all (``together``);
-several where ``sections`` lists tables, or names of tables ``[section.NAME]``, that say otherwise
-once more. A section that is ``unasked`` is left out where the user names data sets; a preset with
-``own_data`` refuses them.
+A file has values for all of its presets, and a table ``[[preset]]`` for each, which overrides them:
+``name``, ``title``, ``text``, ``runs``, ``engine``, and the parts of a :class:`Section`
+(``section_title``, ``section_text``, ``columns``, ``plots``, ``across``, ``sweep``, ``ranks``,
+``parties``). A preset has a section for each data set, or one for all (``together``). ``sections``
+lists tables, or names of tables ``[section.NAME]``, with further overrides. A section that is
+``unasked`` is left out where the user names data sets; a preset with ``own_data`` refuses them.
 
-* ``[data]``: name -> settings of the ``family``, and values that are no settings; ``like`` names a
-  table with more. The file is called as the data set where ``data`` does not say otherwise. The
-  settings of the section come on top. ``of`` names the data sets that a preset has, ``usual`` those
-  that it takes where none is asked for, ``one`` that it takes the first of these. ``vary`` makes a
-  data set for each of some values, and ``label`` is what it is called. ``without`` names a setting
-  that is left out.
-* ``[entry]``: label -> method and options; ``entries`` lists those of a section, by label, or as
-  tables. These may start from an ``id`` of ``[entry]`` and from other tables (``use``), may be made
-  for each row of a table (``for``), may want a value (``needs``), and their data may be dealt
-  otherwise (``dealt``). ``options`` are for all methods that have them.
-* ``paper``: column -> figures of the paper by label, or in the order of the entries; or columns
-  that ``[printed]`` has, by data set.
+* ``[data]``: name -> settings of the ``family`` and other values; ``like`` names a table with more.
+  The default file has the name of the data set. Settings of the section override. ``of`` lists the
+  data sets of a preset, ``usual`` its default, ``one`` takes the first of these. ``vary`` makes a
+  data set for each of some values, with the name ``label``. ``without`` removes a setting.
+* ``[entry]``: label -> method and options. ``entries`` lists those of a section, by label or as
+  tables. These may start from an ``id`` of ``[entry]`` and from other tables (``use``), repeat for
+  each row of a table (``for``), need a value (``needs``), and have other settings of the data
+  (``dealt``). ``options`` are for all methods that have them.
+* ``paper``: column -> figures of the paper by label, or in the order of the entries; or a list of
+  columns of ``[printed]``, by data set.
 
-A text may have values in braces: of the file, the preset, the data set, or the row at hand. Where
-a text is nothing but ``{name}``, it stands for the value itself. A preset with ``for`` is one for
-each row.
+A text may have values in braces: of the file, the preset, the data set, or the current row. The
+text ``{name}`` alone is the value itself. A preset with ``for`` repeats for each row.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ _OF_ENTRY = ("id", "label", "use", "for", "needs", "dealt")
 
 
 def fill(given: Any, values: Mapping[str, Any]) -> Any:
-    """Put values in the places of their names in braces, in texts and all that is made of them."""
+    """Replace names in braces by values, in texts and in containers of them."""
     if isinstance(given, Mapping):
         return {fill(key, values): fill(value, values) for key, value in given.items()}
     if isinstance(given, list):
@@ -69,20 +65,20 @@ def fill(given: Any, values: Mapping[str, Any]) -> Any:
 
 
 def expand(rows: Any) -> Iterator[Values]:
-    """Yield a row for each combination of what the values of a row list."""
+    """Yield a row for each combination of listed values."""
     for row in rows if isinstance(rows, list) else [rows]:
         listed = [value if isinstance(value, list) else [value] for value in row.values()]
         yield from (dict(zip(row, chosen, strict=True)) for chosen in product(*listed))
 
 
 def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> Values:
-    """Return values, where some say otherwise; settings and sections add up."""
+    """Override values; settings and sections are merged."""
     both = {k: {**base.get(k, {}), **own.get(k, {})} for k in ("settings", "section")}
     return {**base, **own, **both}
 
 
 def _read(name: str) -> Iterator[Values]:
-    """Yield what a file says of each of its presets."""
+    """Yield the values of each preset of a file."""
     text = files("fedkern_flwr.simulations.papers").joinpath(f"{name}.toml").read_text("utf-8")
     whole = tomllib.loads(text)
     for own in whole.pop("preset"):
@@ -94,7 +90,7 @@ def _read(name: str) -> Iterator[Values]:
 
 
 def _entries(given: Values, known: Values) -> Iterator[tuple[Contender, Values | None]]:
-    """Yield the entries of a section on a data set, and how their data is dealt otherwise."""
+    """Yield the entries of a section on a data set, and their other settings."""
     for listed in given["entries"] if "entries" in given else given["entry"]:
         spec = {"id": listed} if isinstance(listed, str) else listed
         start = given["entry"][spec["id"]] if "id" in spec else {}
@@ -120,7 +116,7 @@ def _entries(given: Values, known: Values) -> Iterator[tuple[Contender, Values |
 
 
 def _settings(name: str, values: Mapping[str, Any]) -> Settings:
-    """Return settings of the family of a method, of values that may be more."""
+    """Make settings of a method's family from the values that are settings."""
     kind = family(name).settings
     own = {f.name: values[f.name] for f in fields(kind) if f.name in values}
     made: Settings = kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in own.items()})
@@ -168,9 +164,9 @@ def _section(given: Values, names: Sequence[str], place: DataFiles) -> Section:
 
 
 def _figures(given: Values, here: Values, labels: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return what a paper prints of a data set: column -> label -> figure.
+    """Return the paper's figures for a data set: column -> label -> figure.
 
-    Columns that are but listed are tables of the file; the last of its labels have figures.
+    Listed columns are tables of the file; the last of its labels have figures.
     """
     said = given.get("paper", {})
     if isinstance(said, list):
@@ -187,7 +183,7 @@ def _figures(given: Values, here: Values, labels: Sequence[str]) -> dict[str, di
 
 
 def _sections(given: Values, asked: tuple[str, ...], place: DataFiles) -> Iterator[Section]:
-    """Make the sections of a preset, of the data sets that are asked for."""
+    """Make the sections of a preset, of the requested data sets."""
     for listed in given.get("sections", [{}]):
         own = _over(given, given["section"][listed] if isinstance(listed, str) else listed)
         if asked and own.get("unasked"):
@@ -213,7 +209,7 @@ _MADE = {
     for said in _read(file)
 }
 PAPERS = tuple(dict.fromkeys(n for n, _ in _MADE if not n.startswith(("demo", "cross-"))))
-#: ``peers`` is made of tables as a user's own, see :mod:`.own`.
+#: ``peers`` is made by :mod:`.own`.
 NAMES = ("demo", "demo-quick", "cross-vertical", "cross-hybrid", "peers", *PAPERS)
 
 
@@ -233,16 +229,16 @@ def preset(
     datasets : tuple of str
         Data sets of the paper to keep; all when empty.
     files : mapping, optional
-        Of some of them: the file to read, instead of one in the folder that FEDKERN_DATA names.
+        Data set -> file, instead of that in the folder FEDKERN_DATA.
     paper_split : bool
-        With the rows that the paper's programs hold out.
+        Hold out the rows that the paper's programs hold out.
 
     Raises
     ------
     TableError
-        Unknown preset or data set, or the data of the paper is not there.
+        Unknown preset or data set, or missing data.
     OptionError
-        The paper's split of it is not known.
+        The paper's split is not known.
     """
     if name not in NAMES:
         raise TableError(

@@ -1,4 +1,4 @@
-"""What a preset of ``fedkern compare`` is, and where its data lies."""
+"""Define the presets of ``fedkern compare``, and find their data."""
 
 from __future__ import annotations
 
@@ -33,29 +33,24 @@ class Section:
     Attributes
     ----------
     data : dict
-        Name of the data set -> settings; names are unique in a preset. The family whose settings
-        these are is the section's.
+        Data set -> settings of the section's family; names are unique in a preset.
     entries : tuple of (label, method, options)
-        What is compared: strategies and reference methods, by name.
-    columns, figures : tuple of str
-        Columns of the table, and plots; names of the section's family.
+        Strategies and reference methods.
+    columns, figures, across : tuple of str
+        Columns of the table, plots, and plots over all data sets.
     dealt : dict
-        Data set -> label -> settings of an entry of another family, or of one to which the same
-        rows are dealt in another way. With the same seed and share all families hold out the same
-        rows.
+        Data set -> label -> other settings of an entry. With the same seed and share all families
+        hold out the same rows.
     parties : str
-        Who holds the data, where the settings in ``data`` do not tell.
+        The parties, where the settings do not describe them.
     title, text : str
-        Headline and explanation in a report of several sections.
+        Headline and explanation.
     paper : dict
         Figures of the paper: data set -> column -> label -> value in the column's unit.
     sweep : str
-        Option on the x axis of the plot ``sweep``.
-    across : tuple of str
-        Plots over all data sets of the section; names of the family's.
+        Option on the x axis of sweeps.
     ranks : tuple of tuple of str
-        Labels from the best to the worst as the paper has them, for paired differences of mean
-        squared errors.
+        Labels from the paper's best to its worst, for paired differences.
     """
 
     data: Mapping[str, Settings]
@@ -73,7 +68,7 @@ class Section:
 
     @property
     def family(self) -> Family[Any, Any, Any]:
-        """The family that has the columns and figures."""
+        """The family of the data."""
         return family_with(next(iter(self.data.values())))
 
     def column(self, name: str) -> Column:
@@ -82,22 +77,22 @@ class Section:
 
     @property
     def check_pooled(self) -> bool:
-        """Whether a column shows how far a model is from that of the pooled rows."""
+        """Whether a column shows the difference to the pooled model."""
         return any(self.column(name).pooled for name in self.columns)
 
     def caption(self, dataset: str) -> str:
-        """Return data set and who gets what, for the caption of a table."""
+        """Return data set and parties, for the caption of a table."""
         return f"{dataset}: {self.parties or self.data[dataset].describe()}"
 
     def size(self, facts: Mapping[str, Any]) -> str:
-        """Return how much data there is, from what :meth:`Prepared.facts` returns."""
+        """Return the size of the data, from :meth:`Prepared.facts`."""
         if not self.parties:
             return self.family.size(facts)
         train, held = (int(np.sum(facts[name])) for name in ("rows", "held_out_rows"))
         return f"{self.parties}, {train} training and {held} held-out rows"
 
     def settings(self, dataset: str, label: str) -> Settings:
-        """Return how an entry gets its data."""
+        """Return the settings of an entry."""
         return self.dealt.get(dataset, {}).get(label, self.data[dataset])
 
 
@@ -110,9 +105,8 @@ class Preset:
     name, title, text : str
         Name on the command line, headline and explanation in the report.
     sections : tuple of Section
-        What is compared, one after the other.
     runs : int
-        Draws per entry.
+        Repetitions per entry.
     engine : str
         Default engine.
     """
@@ -135,16 +129,16 @@ class Preset:
         return tuple(entry for section in self.sections for entry in section.entries)
 
 
-# -- where the data is
+# -- the data
 
 
 class DataFiles:
-    """Finds data in the folder ``$FEDKERN_DATA``, or where the user says that it is.
+    """Find data in the folder ``$FEDKERN_DATA``, or in given files.
 
     Parameters
     ----------
     given : mapping
-        Name of a data set -> file that is read for it.
+        Data set -> file.
 
     Raises
     ------
@@ -162,7 +156,7 @@ class DataFiles:
         self.unread = set(self._given)
 
     def is_there(self, name: str, values: Mapping[str, Any]) -> bool:
-        """Tell whether an optional data set is there."""
+        """Return whether an optional data set is available."""
         try:
             return bool(self._path(name, values))
         except TableError:
@@ -206,9 +200,9 @@ class DataFiles:
 def choose(
     datasets: tuple[str, ...], known: Iterable[str], usual: Iterable[str] = ()
 ) -> tuple[str, ...]:
-    """Return the data sets asked for; the usual ones, or all that are known, when there are none.
+    """Return the requested data sets; without a request the usual ones, or all known ones.
 
-    Case, spaces, dashes and underscores do not matter.
+    Case, spaces, dashes and underscores are ignored.
 
     Raises
     ------

@@ -1,14 +1,12 @@
-"""Compute many cells: one after the other in this process, or side by side as Ray tasks.
+"""Compute many cells: one after the other in this process, or in parallel as Ray tasks.
 
-Ray starts a task where a processor is free and the memory it asks for is left, on this machine or
-on the nodes of a cluster. What a cell needs is measured on the first of its kind; the other draws
-wait for it.
+Ray starts a task where a processor and the requested memory are free, on this machine or on a
+cluster. The memory of a cell is measured on the first of its kind; the others wait for it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -17,20 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
+from fedkern_flwr.threads import processors
 
 from ..engines.ray import connected
 from .cells import Cell, Record, run_alike, run_cell
 
 __all__ = ["CellFailed", "choose_jobs", "sweep"]
 
-#: Called with a finished cell and what it leaves.
+#: Called with a finished cell and its record.
 Done = Callable[[Cell, Record], None]
-#: Called with (cell, steps done, steps in all) of a cell that is being computed in this process.
+#: Called with (cell, steps done, steps in all) of the current cell in this process.
 Progress = Callable[[Cell, int, int], None]
 
-_WORTH_WORKERS = 12  # cells for which workers are worth the seconds they take to start
-_FIRST_MEMORY = 1 << 30  # bytes that the first cell of a kind asks for
-_MARGIN = 1.2  # of the measured memory that the others ask for
+_WORTH_WORKERS = 12  # with fewer cells, starting workers takes longer than it saves
+_FIRST_MEMORY = 1 << 30  # bytes that the first cell of a kind requests
+_MARGIN = 1.2  # times the measured memory, for the others
 
 
 class CellFailed(Exception):
@@ -40,7 +39,6 @@ class CellFailed(Exception):
     ----------
     cell : Cell
     error : FedKernError
-        What stopped it.
     """
 
     def __init__(self, cell: Cell, error: FedKernError) -> None:
@@ -49,21 +47,14 @@ class CellFailed(Exception):
 
 
 def choose_jobs(cells: Sequence[Cell], runs: int) -> int:
-    """Return how many cells are computed at a time when the user does not say.
+    """Choose how many cells are computed at a time.
 
-    As many as there are processors where draws are averaged; one by one where there is one draw,
-    for then it is seconds that are compared, or there is little to do.
+    All processors are used where repetitions are averaged. A single repetition, of which seconds
+    are compared, runs alone.
     """
     if runs < 2 or len(cells) < _WORTH_WORKERS:
         return 1
     return processors()
-
-
-def processors() -> int:
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def sweep(
@@ -79,20 +70,18 @@ def sweep(
     Parameters
     ----------
     cells : sequence of Cell
-        Those of engine ``ray`` are computed one after the other: each takes all processors.
+        Those of engine ``ray`` run one after the other: each takes all processors.
     jobs : int (default: 1)
         Cells at a time, if memory allows; with an address as many as the cluster has processors.
     ray_address : str, optional
-        Of a Ray cluster; else Ray is started on this machine where there are several jobs.
-    progress : callable
-        See :data:`Progress`.
-    done : callable
-        See :data:`Done`.
+        Of a Ray cluster (default: with several jobs Ray is started on this machine).
+    progress, done : callable
+        See :data:`Progress`, :data:`Done`.
 
     Raises
     ------
     CellFailed
-        The first one; what was finished before it has been given to ``done``.
+        The first one, after ``done`` for each cell that finished before.
     """
     if jobs < 1:
         raise OptionError(f"jobs is {jobs}", remedy="use at least 1", code="FK-OPTION-RANGE")
@@ -128,7 +117,7 @@ def _run_here(cells: Sequence[Cell], address: str | None, progress: Progress, do
 
 
 def _alike(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
-    """Yield neighbours that Flower's engine can run without starting anew; others one by one."""
+    """Group neighbours that Flower's engine can run in one start; yield others one by one."""
     for (engine, *_), group in groupby(
         cells, lambda cell: (cell.engine, cell.settings, cell.seed, cell.audited, cell.check_pooled)
     ):
@@ -141,7 +130,9 @@ def _alike(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
 def _run_tasks(ray: Any, cells: Sequence[Cell], done: Done) -> None:
     """Run cells as Ray tasks, the first of each kind before the others of its kind."""
     task = ray.remote(_compute)
-    first = ray.remote(max_calls=1)(_compute)  # in a fresh process: memory is the most it has held
+    first = ray.remote(max_calls=1)(
+        _compute
+    )  # in a new process, of which the peak memory is the cell's
     largest = max(node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
     waiting: dict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
@@ -149,14 +140,14 @@ def _run_tasks(ray: Any, cells: Sequence[Cell], done: Done) -> None:
     running: dict[Any, Cell] = {}
 
     def submit(cell: Cell, memory: float) -> None:
-        asked = (first if memory == _FIRST_MEMORY else task).options(
+        options = (first if memory == _FIRST_MEMORY else task).options(
             num_cpus=1, max_retries=1, memory=int(min(memory, largest))
         )
-        running[asked.remote(cell, cell.key)] = cell
+        running[options.remote(cell, cell.key)] = cell
 
     for group in waiting.values():
         submit(group.pop(0), _FIRST_MEMORY)
-    while running:  # whatever ends this, Ray ends the tasks of a driver that leaves
+    while running:  # Ray ends the tasks of a driver that exits
         ready, _ = ray.wait(list(running), num_returns=1)
         cell = running.pop(ready[0])
         try:
@@ -169,11 +160,11 @@ def _run_tasks(ray: Any, cells: Sequence[Cell], done: Done) -> None:
 
 
 def _compute(cell: Cell, key: str) -> Record:
-    """Compute a cell in a worker, with the same data, libraries and code."""
-    here = replace(cell)  # without the key that the other side has computed
+    """Compute a cell in a worker, if it has the same data, libraries and code."""
+    here = replace(cell)  # the copy computes its key here
     file, party = Path(cell.settings.data), getattr(cell.settings, "party", ())
     if file.suffix and not file.is_file() and not party:
-        return run_cell(here)  # which says what is missing
+        return run_cell(here)  # raises an error about the missing file
     if here.key != key:
         raise EngineError(
             "a node of the Ray cluster has other data, libraries or code",
@@ -184,7 +175,7 @@ def _compute(cell: Cell, key: str) -> Record:
 
 
 def _get(ray: Any, reference: Any) -> Record:
-    """Return what a task returned, or raise what it raised as it was."""
+    """Return the result of a task, or raise its error."""
     try:
         record: Record = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -205,6 +196,6 @@ def _get(ray: Any, reference: Any) -> Record:
 
 
 def _kind(cell: Cell) -> str:
-    """Return what cells of the same size have in common."""
+    """Return a key that cells of the same size share."""
     settings = {**asdict(cell.settings), "seed": None}
     return json.dumps([cell.method, dict(cell.options), settings], sort_keys=True, default=str)

@@ -1,14 +1,11 @@
 """FDSKL as the paper prints it: Algorithms 1 to 3, in one process.
 
-Workers hold column blocks of the same rows. Active workers hold labels too. The model is
+Workers hold column blocks of the same rows; active workers hold labels too. The model is
 f(x) = sum_i alpha_i sqrt(2) cos(omega_i^T x + b_i), with one random direction omega_i an iteration.
-All workers know all directions (shared frequencies). The masks b are real numbers in [0, 2 pi), one
-per worker and direction, the same for every row.
+All workers know all directions. The masks b in [0, 2 pi) are one per worker and direction.
 
-Two places of the paper need a reading. Line 6 of Algorithm 3 draws l' anew in each call, which
-would change the offset b_i between two rows and with it the kernel: here l' belongs to the active
-worker. In the star each worker sends its masked part to the active worker, no mask is sent after
-it, and b_i is the sum of all masks.
+Line 6 of Algorithm 3 chooses l' anew in each call, which would change b_i between two rows and so
+the kernel; here l' belongs to the active worker. In the star b_i is the sum of all masks.
 
 References
 ----------
@@ -39,16 +36,14 @@ SLOPES: dict[str, Callable[[Floats, Floats], Floats]] = {
 
 
 class Result(NamedTuple):
-    """What the active workers hold at the end.
+    """What the active workers have at the end.
 
     Attributes
     ----------
-    alpha : ndarray, shape (T,)
-        Coefficients. Those of iteration t are at the worker that led it.
-    offsets : ndarray, shape (T,)
-        b_i of each direction.
+    alpha, offsets : ndarray, shape (T,)
+        Coefficients, and b_i, of each direction.
     outputs : ndarray, shape (T,)
-        f(x_i) before the update, at the worker that led the iteration.
+        f(x_i) before the update.
     scores : ndarray, shape (len(tests),)
         f of the test rows.
     """
@@ -61,7 +56,7 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree-structured sum: who sends its sum to whom, first messages first (Figure 2)."""
+    """A tree-structured sum: (sender, receiver) in sequence (Figure 2)."""
 
     root: int
     sends: tuple[tuple[int, int], ...]
@@ -91,7 +86,7 @@ class Tree:
 
 
 def totally_different(t1: Tree, t2: Tree) -> bool:
-    """Tell whether no subtree with more than one leaf belongs to both trees (Definition 2)."""
+    """Return whether no subtree with more than one leaf is in both trees (Definition 2)."""
     return t1.subtrees.isdisjoint(t2.subtrees)
 
 
@@ -130,7 +125,7 @@ def draw_directions(
 
 
 def draw_masks(seed: int, count: int, workers: int) -> Floats:
-    """Draw b of each direction and worker from [0, 2 pi), shape (T, q) (Algorithm 3, line 2)."""
+    """Draw b, shape (T, q) (Algorithm 3, line 2)."""
     return np.random.default_rng([seed, 1]).uniform(0.0, 2.0 * np.pi, (count, workers))
 
 
@@ -189,26 +184,21 @@ def fdskl(
     x : sequence of ndarray, shape (n, d_l)
         Columns of each worker.
     y : ndarray, shape (n,)
-        Labels: +1 and -1, or numbers.
+        +1 and -1, or numbers.
     leaders, rows : sequence of int, shape (T,)
-        The active worker that leads each iteration, and the row of its own that it picks.
+        The active worker of each iteration, and its row.
     omega, b : ndarray, shapes (T, d) and (T, q)
-        See :func:`draw_directions` and :func:`draw_masks`.
+        Directions and masks.
     step, regularization : float
         gamma and lambda.
     loss : {"square", "logistic", "smooth-hinge"} (default: "square")
         L of Table 1.
     structure : {"trees", "star"} (default: "trees")
-        How Algorithm 3 sums.
+        Sums of Algorithm 3.
     tests : sequence of int (default: none)
-        Rows whose f the first leader computes at the end.
+        Rows with an f that the first leader computes at the end.
     seed : int (default: 0)
-        Draws l' and the trees.
-
-    Returns
-    -------
-    result : Result
-    transcript : list of (sender, receiver, name, array)
+        Of l' and the trees.
     """
     q, count = len(x), len(rows)
     sent: Transcript = []

@@ -1,16 +1,14 @@
-"""The two protocols of the FedCG paper, as it prints them, with all that every party receives.
+"""The two protocols of the FedCG paper, with all that every party receives.
 
 Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
 2024: the naive protocol of section 2.2 and the chain of Algorithms 1 and 2. Both solve
-(K^T K + lambda I) alpha = K^T y (eq. 2.9) by conjugate gradients. The kernel K of rows and
-landmarks is the Hadamard product of the kernels of the blocks of features.
+(K^T K + lambda I) alpha = K^T y (eq. 2.9) by conjugate gradients. K is the Hadamard product of the
+kernels of the blocks.
 
-Corrected here, with the line numbers of the paper:
-
-* Lines 36 and 46 of Algorithm 1 exchange v and eta. As printed the gradient has the wrong sign.
-* Lines 28 to 30 add up v over the hospitals, whose rows differ. Here v stays per hospital.
-* Lines 40, 63 and 64 add to what they got before. Here the sums begin at zero in every epoch.
-* Line 30 of Algorithm 2 adds lambda p / N_h at each hospital. Here the server adds lambda p once.
+Corrected here: lines 36 and 46 of Algorithm 1 exchange v and eta, which gives the gradient the
+wrong sign. Lines 28 to 30 add v over hospitals with different rows; here v stays per hospital.
+Lines 40, 63 and 64 add to earlier sums; here sums begin at zero in every epoch. Line 30 of
+Algorithm 2 adds lambda p / N_h at each hospital; here the server adds lambda p once.
 """
 
 from __future__ import annotations
@@ -39,15 +37,9 @@ SERVER = "server"
 
 @dataclass(frozen=True)
 class Hospital:
-    """The rows of one hospital.
+    """Rows of one hospital: blocks, shapes (rows, features), and labels y, shape (rows,).
 
-    Attributes
-    ----------
-    blocks : sequence of ndarray, shapes (rows, features)
-        Features of these rows: a block of each centre, in the order of the chain, and the
-        hospital's own block last. A block may have no features.
-    y : ndarray, shape (rows,)
-        Labels.
+    The blocks of the centres come first, in the order of the chain. A block may have no features.
     """
 
     blocks: Sequence[Floats]
@@ -56,15 +48,7 @@ class Hospital:
 
 @dataclass
 class Result:
-    """What conjugate gradients found.
-
-    Attributes
-    ----------
-    iterates : list of ndarray, shape (m,)
-        alpha at the start and after each epoch.
-    squared : list of float
-        sum(r^2) of each (line 71).
-    """
+    """Iterates alpha, shape (m,), at the start and after each epoch, with sum(r^2) (line 71)."""
 
     iterates: list[Floats] = field(default_factory=list)
     squared: list[float] = field(default_factory=list)
@@ -85,7 +69,7 @@ def sample_landmarks(
 ) -> Floats:
     """Draw m landmarks (section 2): training rows (P), uniform (U) or normal (N) ones.
 
-    The training rows ``x``, shape (n, d), are scaled to [0, 1].
+    Training rows ``x``, shape (n, d), are in [0, 1].
     """
     if sampling == "P":
         return np.asarray(x[rng.choice(len(x), m, replace=False)])
@@ -95,10 +79,7 @@ def sample_landmarks(
 
 
 def build_kernel(x: Floats, w: Floats, gamma: float | Floats, kernel: ProductKernel) -> Floats:
-    """Return the kernel of rows and landmarks, shape (rows, m); ``gamma`` may be one per landmark.
-
-    This is buildKernel of Algorithm 2, and eq. 4.1 with the distance squared.
-    """
+    """Compute the kernel of rows and landmarks, shape (rows, m) (buildKernel; eq. 4.1 squared)."""
     return kernel_from_distances(partial_distances(x, w, kernel), np.atleast_1d(gamma))
 
 
@@ -126,8 +107,7 @@ def naive(
 ) -> tuple[Result, Transcript]:
     """Show all kernel blocks and labels to the server, which solves alone (section 2.2).
 
-    The labels are sent with noise of which the server knows the seed: that is no secret, and left
-    out. The parameters are those of :func:`chain`.
+    The paper's noise of the labels is left out: the server knows its seed.
     """
     transcript: Transcript = []
     kernels = []
@@ -165,30 +145,24 @@ def chain(
     hospitals : sequence of Hospital
         Rows and labels.
     w : sequence of ndarray, shapes (m, features)
-        The slice of the landmarks of each block.
-    gamma : float or ndarray, shape (m,)
-        Width of the kernel.
+        The landmarks of each block.
+    gamma, kernel : float or ndarray, shape (m,), {"rbf", "laplacian"}
+        The kernel.
     regularization : float
         lambda.
-    kernel : {"rbf", "laplacian"}
-        Type of the kernel.
     alpha : ndarray, shape (m,), optional
-        Where to start; random by default.
+        The start (default: random).
     seed : int
-        The seed that all parties share, of alpha and of the noise of the labels.
-    tolerance : float
-        Stop at sum(r^2) < tolerance.
-    epochs : int
-        Most epochs.
+        Common seed of alpha and of the noise of the labels.
+    tolerance, epochs : float, int
+        Stop at sum(r^2) < tolerance, or after so many epochs.
 
     Returns
     -------
     Result
-        The iterates.
     Transcript
-        What every party receives: the directions alpha and p, the matrices ``K alpha`` and ``K p``
-        on the way forward, ``K^T v``, ``K^T eta`` and ``K^T K p`` backward. The server receives v
-        and the sums of rows of the backward matrices of each hospital.
+        The directions alpha and p, ``K alpha`` and ``K p`` forward, ``K^T v``, ``K^T eta`` and
+        ``K^T K p`` backward. The server receives v and the sums of rows of the backward matrices.
     """
     transcript: Transcript = []
     kernels = [
@@ -240,7 +214,7 @@ def chain(
 
 
 def _parties(h: int, w: Sequence[Floats]) -> list[str]:
-    """Return who holds the blocks of a hospital's rows, in the order of the chain."""
+    """Return the holders of the blocks of a hospital's rows, in the order of the chain."""
     return [*(f"centre {o}" for o in range(len(w) - 1)), f"hospital {h}"]
 
 

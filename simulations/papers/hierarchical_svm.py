@@ -1,13 +1,11 @@
 """HierarchicalSVM as its paper prints it: one process, arrays in, a result and a transcript.
 
 Jia, Guo and Fang, "Efficient Privacy-Preserving Machine Learning in Hierarchical Distributed
-System", IEEE TNSE 2019. The text lacks most formulas. What stands here is our reading of them.
+System", IEEE TNSE 2019. The text lacks most formulas; these are our reading.
 
-All functions return their result and a transcript: tuples (sender, receiver, name, array) in the
-order of sending. Models have the bias last; it is not penalised. Labels are -1 and 1. A user is a
-pair of rows, shape (n, d), and labels, shape (n,).
-
-Nobody may deploy this program: its messages show rows.
+A transcript has tuples (sender, receiver, name, array). Models have the bias last, without penalty.
+Labels are -1 and 1. A user is a pair of rows, shape (n, d), and labels. Do not deploy this program:
+its messages show rows.
 """
 
 from __future__ import annotations
@@ -43,27 +41,15 @@ def fully_distributed(
 ) -> tuple[Result, list[Message]]:
     """Learn a linear SVM in a chain of neighbours (section 7.2, Figure 1a).
 
-    The paper takes this from its reference 14: Forero, Cano and Giannakis, "Consensus-Based
-    Distributed Support Vector Machines", JMLR 2010. With duals a_j and neighbours B_j::
+    The paper takes this from Forero, Cano and Giannakis, "Consensus-Based Distributed Support
+    Vector Machines", JMLR 2010. With duals a_j and neighbours B_j::
 
         a_j += step / 2 sum_k (w_j - w_k)
         w_j  = argmin |w|^2 / (2 N) + C sum hinge + 2 a_j^T w + step sum_k |w - (w_j + w_k) / 2|^2
 
-    The global model is the mean of the users' models. Nobody computes it in the chain.
-
-    Parameters
-    ----------
-    users : sequence of (ndarray, ndarray)
-        Rows and labels of each user, in the order of the chain.
-    C : float
-        Cost of errors.
-    step : float
-        The step size.
-    iterations : int
-        At most.
-    tolerance : float
-        The run ends when the distance to the neighbours and the change of the models are at most
-        that, relative to the size of the models.
+    The global model is the mean of the users' models, which no party computes. The run ends when
+    the distance to the neighbours and the change of the models are at most ``tolerance``, relative
+    to the models.
     """
     count, transcript, models = len(users), list[Message](), list[Floats]()
     ridge = np.append(np.ones(users[0][0].shape[1]), 0.0) / count  # 0 for the bias
@@ -102,33 +88,18 @@ def hierarchical(
 
         w_ij = argmin C sum hinge + rho / 2 |w - z_i + r_ij|^2        r_ij += w_ij - z_i
 
-    Their agent gets the sum of w_ij + r_ij by secret sharing. Agents get sums over the other
-    groups around a ring. Equation 11, as we read it, for S groups of N_i users each::
+    Their agent receives the sum of w_ij + r_ij by secret sharing, and sums over the other groups
+    around a ring. Equation 11, for S groups of N_i users each, without the first factor for the
+    bias::
 
         z_i = N rho / (1 + N rho) [sum_j (w_ij + r_ij) / N_i + sum_{k != i} z_k] / S
 
-    without the first factor for the bias. Its fixed point is not the pooled SVM. Equation 8b is
-    the consensus of all users, and reaches the pooled SVM::
+    does not reach the pooled SVM. Equation 8b, the consensus of all users, does::
 
         z = rho sum_ij (w_ij + r_ij) / (1 + N rho)
 
-    Parameters
-    ----------
-    groups : sequence of sequence of (ndarray, ndarray)
-        Rows and labels of each user of each group.
-    C : float
-        Cost of errors.
-    rho : float
-        The step size.
-    iterations : int
-        At most.
-    tolerance : float
-        The run ends when both relative residuals of ADMM are at most that. The primal one is of
-        the models with which the iteration began.
-    equation : {8, 11}
-        By which agents make z_i.
-    seed : int
-        Seed of all random numbers that hide something.
+    The run ends when both relative residuals of ADMM are at most ``tolerance``; the primal one is
+    of the models at the beginning of the iteration.
     """
     rng, transcript, models = np.random.default_rng(seed), list[Message](), list[Floats]()
     count, sizes = len(groups), np.array([len(group) for group in groups])
@@ -172,8 +143,8 @@ def secret_sharing(
 ) -> tuple[Floats, list[Message]]:
     """Sum vectors of users for their agent (sections 3.2 and 5.1.3).
 
-    User j sends a random vector to each other user of the group. To the agent it sends its vector
-    plus what it sent, less what it got. A user alone in its group sends its vector as it is.
+    User j sends a random vector to each other user of the group, and to the agent its vector plus
+    the sent and less the received ones. A lone user sends its vector as it is.
     """
     numbers = rng.standard_normal((len(names), *values.shape))
     transcript = [
@@ -193,8 +164,7 @@ def ring_sum(
 ) -> tuple[Floats, list[Message]]:
     """Sum the terms of all agents but the first, for the first (section 5.1.3).
 
-    It sends a random vector around the ring. Each agent adds its term and passes the running sum
-    on; those that are off-line are passed over. At last the first takes its random vector off.
+    It sends a random vector around the ring. Each agent that is on-line adds its term.
     """
     mask: Floats = rng.standard_normal(terms.shape[1:])
     order = [k for k in (*range(first + 1, len(terms)), *range(first)) if k not in offline]
@@ -212,19 +182,8 @@ def secure_product(
 ) -> tuple[Floats, list[Message]]:
     """Compute X^T C, where a user has X and its agent C (sections 3.3 and 5.2.3).
 
-    The user sends Z, orthonormal vectors that are orthogonal to its columns. The agent returns
-    W = (I - Z Z^T) C, and the user computes X^T W = X^T C.
-
-    Parameters
-    ----------
-    x : ndarray, shape (n, d)
-        The user's columns.
-    c : ndarray, shape (n,) or (n, k)
-        The agent's multiplier.
-    vectors : int or None
-        g, by default half of the directions that there are.
-    seed : int
-        Seed of Z, the user's secret.
+    The user sends ``vectors`` orthonormal vectors Z orthogonal to its columns, by default half of
+    the possible ones. The agent returns W = (I - Z Z^T) C, and X^T W = X^T C.
 
     Raises
     ------
@@ -252,8 +211,8 @@ def secure_product(
 def solve_user(user: User, v: Floats, penalty: Floats, C: float) -> Floats:
     """Minimise C sum_n max(0, 1 - y_n f_n) + sum_d penalty_d (w_d - v_d)^2 / 2.
 
-    f_n is the output of row n, x_n^T w with the bias. In the dual, 0 <= a <= C, the solution is
-    w = v + X^T (y a) / penalty; a comes from a primal-dual interior point method.
+    f_n is x_n^T w with the bias. In the dual, 0 <= a <= C, w = v + X^T (y a) / penalty; a comes
+    from a primal-dual interior point method.
     """
     x, y = user
     signed, n = y[:, None] * np.column_stack([x, np.ones(len(x))]), len(y)

@@ -1,10 +1,10 @@
-"""The protocol of the paper on Secure Gram and FedCFK, as it is printed.
+"""The protocol of the paper on Secure Gram and FedCFK.
 
 Polato, Gallinaro and Aiolli, "Privacy-Preserving Kernel Computation For Vertically Partitioned
-Data", ESANN 2021. Each user holds a row of whole numbers, one for each item. The server wants
-K = sum_u x_u^T x_u (eq. 1). All parties run in this process: this is to study, not to deploy.
+Data", ESANN 2021. Each user holds a row of whole numbers, one per item. The server needs
+K = sum_u x_u^T x_u (eq. 1). It is for study, not to deploy.
 
-Every function returns a result and a transcript: a list of (sender, receiver, name, array).
+Functions return a result and a transcript: a list of (sender, receiver, name, array).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Integers = NDArray[np.int64]
 Transcript = list[tuple[str, str, str, NDArray[Any]]]
 
 RING = 2**32  # R of section 2.1
-KEPT = 0.9  # chance that a user asks for a row that it needs; the paper gives no number
-DECOYS = 4  # rows that a user asks for in vain, for each that it needs; likewise
+KEPT = 0.9  # chance that a user requests a row that it needs; the paper has no number
+DECOYS = 4  # rows that a user requests in vain, for each that it needs; likewise
 
 
 def masked_gram(x: NDArray[Any], rng: np.random.Generator) -> tuple[Integers, Transcript]:
@@ -66,20 +66,10 @@ def random_users(users: int, share: float, rng: np.random.Generator) -> Integers
 def kernel_round(
     x: NDArray[Any] | csr_array, answering: Sequence[int] | Integers, known: Integers | None = None
 ) -> tuple[Integers, Transcript]:
-    """Sum K over the users who answer; keep the maximum of each entry (section 3.1).
+    """Sum K over the users ``answering``; keep the maximum of each entry (section 3.1).
 
-    After rounds of random users the maximum need not be positive semi-definite.
-
-    The sum is taken to be secure (section 2): the server learns it and nothing else of the users.
-
-    Parameters
-    ----------
-    x : ndarray or sparse array of int, shape (users, items)
-        All users.
-    answering : sequence of int
-        Rows of ``x`` that are in the sum of this round.
-    known : ndarray of int, shape (items, items), optional
-        K_hat after the last round.
+    ``x``, shape (users, items), has all users, and ``known`` is K_hat after the last round. The
+    maximum need not be positive semi-definite. The sum is secure (section 2).
 
     Returns
     -------
@@ -108,27 +98,14 @@ def noisy_requests(
 ) -> tuple[dict[int, NDArray[Any]], Transcript]:
     """Request kernel rows for a user, each time by another noisy set of items (section 3.2).
 
-    A request leaves out some of the rows that the user needs, and names more that it does not need.
-
-    Parameters
-    ----------
-    kernel : ndarray, shape (items, items)
-        Of the server.
-    positives : sequence of int
-        Items that the user likes: it needs their rows.
-    requests : int
-        How often the user asks.
-    rng : numpy.random.Generator
-        Of the user.
-    user : str (default: "user 0")
-        Name of the user in the transcript.
+    A request leaves out some rows of the user's positives, and names more that it does not need.
 
     Returns
     -------
     rows : dict
         Item -> its row of the kernel, of those that the user needs and has received.
     transcript : list of tuple
-        ``request``, items whose rows are asked for, and ``rows``, the answer.
+        ``request``, the items, and ``rows``, the answer.
     """
     needed = np.unique(np.asarray(positives, np.int64))
     others = np.setdiff1d(np.arange(len(kernel)), needed, assume_unique=True)

@@ -116,10 +116,10 @@ def test_with_the_true_directions_phases_give_the_rows(monkeypatch: pytest.Monke
 
 def test_with_a_budget_a_sum_does_not_tell_who_is_in_it() -> None:
     """Without one it does, and that is admitted."""
-    free = pof_mkl.members_told(pof_mkl.default_run(0), 0)
+    free = pof_mkl.members_found(pof_mkl.default_run(0), 0)
     options: dict[str, Any] = {"privacy_epsilon": 1.0, "samples_per_round": 8}
     noisy = [
-        pof_mkl.members_told(pof_mkl.run(seed, secure=True, **options), seed) for seed in (0, 1, 2)
+        pof_mkl.members_found(pof_mkl.run(seed, secure=True, **options), seed) for seed in (0, 1, 2)
     ]
     assert free > 0.3
     assert np.mean(noisy) < 0.15

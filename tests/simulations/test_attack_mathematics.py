@@ -40,7 +40,7 @@ def test_so_are_most_of_those_in_the_papers_bins() -> None:
 
 def test_the_wrong_frequencies_recover_nothing() -> None:
     recorded = pof_mkl.run(0, secure=False, samples_per_round=1)
-    for one in list(pof_mkl.observe(recorded.transcript))[:30]:
+    for one in list(pof_mkl.observe(recorded))[:30]:
         found = pof_mkl.invert(replace(one, request=replace(one.request, seed=1)))
         assert found is None or found.misfit > 1e-3
 

@@ -152,7 +152,6 @@ def test_several_presets_make_one_report(put: Put, compared: Compared) -> None:
     told = [(f["label"], f["paper"], f["better"]) for f in figures]
     assert told == [("POF-MKL", 1e-3, False), ("OFSKL", 1e-3, False)]
     report = Path("both/report.html").read_text()
-    assert '<td class="num">2</td><td class="num">0</td>' in report  # worse, and better
     assert report.index("<h2>Title of demo") < report.index("<h2>Title of pof")
     assert report.count("data:image/png") == 2
     assert "http" not in report.replace("http-equiv", "")

@@ -17,8 +17,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 from refusals import refuses
@@ -33,7 +31,6 @@ from fedkern_flwr.simulations.lab.findings import (
     paper_figures,
 )
 from fedkern_flwr.simulations.lab.presets import preset
-from fedkern_flwr.simulations.lab.topologies import direct_seconds, relayed_seconds
 from fedkern_flwr.simulations.run import drawing
 from fedkern_flwr.simulations.run.entries import Entry
 from fedkern_flwr.simulations.run.plots import plot_bars, plot_sweep
@@ -381,25 +378,3 @@ def test_classes_are_compared_by_their_share_of_errors(tmp_path: Path, drawn: li
         assert "test error" in vars(block)["caption"]
     np.testing.assert_allclose(lines(drawn[0])[0], [[1.05, 45.0], [2.05, 25.0]])
     np.testing.assert_allclose(lines(drawn[0])[1], [[5.0, 10.0]])
-
-
-#: Parties -> seconds between parties, and through the server, of a megabyte, by hand: it takes
-#: 80 ms on a link, and 1 ms more until it begins to arrive. Star, ring, tree, two trees, masked.
-BY_HAND = {
-    8: ((0.561, 0.567, 0.243, 0.486), (1.122, 1.134, 1.126, 2.086, 0.722)),  # 4, 2, 1 and 3, 2, 1
-    5: ((0.321, 0.324, 0.243, 0.405), (0.642, 0.648, 0.646, 1.126, 0.482)),  # 2, 1, 1 and 2, 1
-}
-FORMS = ("star", "ring", "tree", "two trees", "masked star")
-
-
-@pytest.mark.parametrize("parties", BY_HAND)
-def test_times_are_those_counted_by_hand(parties: int) -> None:
-    for found, seconds in zip((direct_seconds, relayed_seconds), BY_HAND[parties], strict=True):
-        assert found(parties, 1e6) == pytest.approx(dict(zip(FORMS, seconds, strict=False)))
-
-
-@given(st.integers(3, 200), st.sampled_from([12.0, 4096.0, 1e6]))
-def test_the_masked_star_wins_through_the_server(q: int, size: float) -> None:
-    found = relayed_seconds(q, size)
-    others = min(found["ring"], found["two trees"])
-    assert found["masked star"] <= found["star"] < found["tree"] <= others

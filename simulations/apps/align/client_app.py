@@ -1,4 +1,4 @@
-"""The client of the app: a party with a table of its own, of which it reads the ids."""
+"""Serve a party with the ids of its own table."""
 
 from __future__ import annotations
 

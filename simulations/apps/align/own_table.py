@@ -1,6 +1,6 @@
-"""What a deployed node reads from its own disk.
+"""Read a node's own ids. CHANGE THIS if they need more preparation.
 
-CHANGE THIS if your ids need more preparation, as the app that joins rows by them prepares them.
+The app that joins rows by them must prepare them alike.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ from fedkern_flwr.tables.dialect import DIALECT
 
 
 def own_table(path: str, id_column: str, **how: Any) -> Any:
-    """Read the ids of a table, or of the rows held out; other columns may hold anything."""
+    """Read the ids of a table, or of held-out rows; other columns are ignored."""
     return load_ids(path, id_column, **{key: how[key] for key in DIALECT if key in how})

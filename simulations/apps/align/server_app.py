@@ -1,4 +1,4 @@
-"""The server of the app: relays sealed lists, counts common rows, logs and writes the counts."""
+"""Relay sealed lists, count common rows, log and write the counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of the app: a party with its own columns, served to the strategy."""
+"""Serve a party with its own columns."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ KEYS = (
 def arguments(node: Node) -> dict[str, Any]:
     """Read the columns of a party.
 
-    Rows without ids are joined by their order, and none may be dropped. Labels may be missing,
-    which marks rows whose label another party has; an active party may have labels alone.
+    Rows without ids are joined by position, so none may be dropped. Labels may be missing where
+    another party has them; an active party may have labels alone.
     """
     active = node.role("active", "passive") == "active"
     if active:
@@ -51,7 +51,7 @@ def arguments(node: Node) -> dict[str, Any]:
 
 
 def known(table: Table) -> Table:
-    """Return a table whose missing labels are NaN, without labels if all are missing."""
+    """Mark missing labels as NaN; drop the labels if all are missing."""
     if table.y is None:
         return table
     there = np.isfinite(table.y)
@@ -63,9 +63,9 @@ def scale(
 ) -> tuple[Table, Table | None]:
     """Scale each feature to [0, 1] by its range, in the units of the data; values are clipped.
 
-    ``ranges`` names a JSON file, {"column": [least, greatest], ...}. Where there is none yet, a
-    ``new`` run writes that of the table, so that later runs and predictions scale alike. Without
-    ``ranges`` the features must be in [0, 1] already.
+    ``ranges`` names a JSON file, {"column": [least, greatest], ...}. A ``new`` run writes the file
+    if there is none, so that later runs and predictions scale alike. Without ``ranges`` the
+    features must be in [0, 1].
     """
     if ranges is None:
         for part in (table, held):
@@ -89,7 +89,7 @@ def scale(
 
 
 def write_ranges(table: Table, path: Path) -> None:
-    """Write the least and the greatest value of each column, unless there is a file already."""
+    """Write the range of each column, unless the file exists."""
     try:
         if not path.exists():
             low, high = table.x.min(axis=0), table.x.max(axis=0)

@@ -1,4 +1,4 @@
-"""The server of the app: runs FDSKL, logs the result, saves the model; or predicts with one."""
+"""Run FDSKL, log the result, save the model; or predict with one."""
 
 from __future__ import annotations
 

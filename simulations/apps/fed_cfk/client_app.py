@@ -1,4 +1,4 @@
-"""The client of the app: a node with its own users' ratings, served to the strategy."""
+"""Serve a node with its own users' ratings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROLES = ("user", "item", "rating")
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """Read what the users of a node like, in the order of the public catalogue of all items."""
+    """Read the positive ratings of a node's users, in the order of the public catalogue."""
     config = node.config
     catalogue = node.need(
         "catalogue",
@@ -45,16 +45,16 @@ def own_ratings(
     columns: tuple[tuple[str, str | None], ...],
     min_rating: float | None,
 ) -> dict[str, Any]:
-    """Read the ratings of a node's users, of one or of many.
+    """Read the ratings of one or more users.
 
-    Ratings of at least ``min_rating`` count, all by default unless some are negative: a node does
-    not know the scale of the others, so it must be named then. A user without any stays. Users of
-    ``test_data`` who are not in ``data`` are left out.
+    Ratings of at least ``min_rating`` count, by default all; it is required with negative ratings,
+    since a node does not know the others' scale. A user without any stays. Users of ``test_data``
+    who are not in ``data`` are left out.
 
     Raises
     ------
     TableError
-        A file cannot be used, or ratings name items that are not in the catalogue.
+        A file cannot be used, or has items that are not in the catalogue.
     OptionError
         Columns are named for a file without header.
     """

@@ -1,4 +1,4 @@
-"""The server of the app: runs FedCFK, logs the result, saves the kernel; or recommends with one."""
+"""Run FedCFK, log the result, save the kernel; or recommend with one."""
 
 from __future__ import annotations
 

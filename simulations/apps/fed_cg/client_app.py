@@ -1,4 +1,4 @@
-"""The client of the app: a hospital or a centre with its own table, served to the strategy."""
+"""Serve a hospital or a centre with its own table."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def arguments(node: Node) -> dict[str, Any]:
 def scale(table: Table, ranges: str) -> Table:
     """Scale each feature by its public range, in the units of the data.
 
-    ``ranges`` names a JSON file, {"column": [least, greatest], ...}, or what the app ``ranges``
-    wrote; without one features must be in [0, 1] already. The ranges become part of the columns'
-    names, so that holders of a block with other ranges are refused.
+    ``ranges`` names a JSON file, {"column": [least, greatest], ...}, or the result of the app
+    ``ranges``; without it features must be in [0, 1]. The ranges become part of the columns' names,
+    so that holders of a block with other ranges are refused.
     """
     low, high, _ = read_ranges(table.columns, ranges)
     bounds = zip(table.columns, low.tolist(), high.tolist(), strict=True)

@@ -1,7 +1,4 @@
-"""What a deployed node reads from its own disk.
-
-CHANGE THIS if your table needs more preparation.
-"""
+"""Read a node's own table. CHANGE THIS if it needs more preparation."""
 
 from __future__ import annotations
 
@@ -12,16 +9,5 @@ from fedkern_flwr.tables.table import Table
 
 
 def own_table(path: str, **how: Any) -> Table:
-    """Read a table, or that of the rows held out; the app reads each once.
-
-    Features are scaled afterwards, if the node's configuration names ranges.
-
-    Parameters
-    ----------
-    path : str
-        The file.
-    **how
-        What the app needs: columns of ids and labels, whether there must be labels, and which
-        classes there are; see :func:`fedkern_flwr.tables.load_table`.
-    """
+    """Read the table, or that of held-out rows, see :func:`fedkern_flwr.tables.load_table`."""
     return load_table(path, **how)

@@ -1,4 +1,4 @@
-"""The client of the app: a user, an agent or the label owner, served to the strategy."""
+"""Serve a user, an agent or the label owner."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ KEYS = (
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """Read the table of a user or of the label owner; rows lack nothing. An agent has none.
+    """Read the table of a user or of the label owner, without missing cells. An agent has none.
 
-    With an ``encoder`` gaps are encoded. That of a split by rows is common to all users.
+    An ``encoder`` encodes gaps; with rows at users it is common to all.
     """
     role, vertical = node.role("user", "agent", "owner"), node.run["partition"] == "vertical"
     user, labelled = role == "user", role == "owner" or (role == "user" and not vertical)

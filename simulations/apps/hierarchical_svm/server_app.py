@@ -1,4 +1,4 @@
-"""The server of the app: runs HierarchicalSVM, logs the result, saves the model; or predicts."""
+"""Run HierarchicalSVM, log the result, save the model; or predict."""
 
 from __future__ import annotations
 

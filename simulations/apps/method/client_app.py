@@ -1,4 +1,4 @@
-"""The client of the app: a node's own table, served to the method that the run names."""
+"""Serve a node's own table to the method of the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedkern_flwr.tables.table import with_label
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """Read the rows of a client, and those held out; labels and ids where there are any."""
+    """Read the rows of a client and held-out rows, with labels and ids if there are any."""
     if client_of(find_method(str(node.run["method"]))).raw:
         read = node.unencoded(labelled=False, missing="encode")
         table, held = with_label(read[0]), None if read[1] is None else with_label(read[1])
@@ -39,13 +39,13 @@ def arguments(node: Node) -> dict[str, Any]:
 
 
 def method_client(context: Context, **own: Any) -> MethodClient:
-    """Build the client of the method; with matplotlib installed it can draw."""
+    """Build the client of the method; with matplotlib it can draw."""
     kind = client_of(find_method(str(context.run_config["method"])))
     return kind(context, **own, draw=plot if find_spec("matplotlib") else None)
 
 
 def plot(*what: Any) -> None:
-    """Draw rows; what draws is imported when there is something to draw."""
+    """Draw rows; matplotlib is imported here only."""
     from fedkern_flwr.simulations.run.scatter import plot_scatter
 
     plot_scatter(*what)

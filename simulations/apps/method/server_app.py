@@ -1,4 +1,4 @@
-"""The server of the app: runs the method that the run names, logs the result, saves the model."""
+"""Run a registered method, log the result, save the model."""
 
 from __future__ import annotations
 

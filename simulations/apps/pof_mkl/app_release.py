@@ -1,7 +1,4 @@
-"""Compare the release of this app with the installed one, before anything else is imported.
-
-An older release lacks names that the app imports. The error would not say which side is older.
-"""
+"""Say which is older, app or package, before an import fails for it."""
 
 import fedkern_flwr
 

@@ -1,4 +1,4 @@
-"""The client of the app: a node's own table, served to the strategy."""
+"""Serve a node with its own table or stream."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedkern_flwr.simulations.apps.node import Node, client_maker
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """Read the stream of a client, and rows that it predicts and does not learn from.
+    """Read the stream of a client, and held-out rows.
 
-    Rows are brought into the unit ball and labels into [0, 1] by the public ranges that all nodes
-    agreed on, held-out values clipped; without such a file the table must be scaled already. The
-    common ``encoder`` comes first, if there is one.
+    Public ranges, which all nodes share, scale rows into the unit ball and labels into [0, 1];
+    held-out values are clipped. Without the file the table must be scaled. The common ``encoder``
+    comes first.
     """
     if "stream" in node.config:
         return stream_arguments(node)
@@ -52,9 +52,9 @@ def arguments(node: Node) -> dict[str, Any]:
 
 
 def stream_arguments(node: Node) -> dict[str, Any]:
-    """Say where the rows of a client come from while a run goes on.
+    """Read where the rows of a client come from during a run.
 
-    They are scaled as those of a table. An ``encoder`` takes whole tables: a stream has numbers.
+    They are scaled like a table. An ``encoder`` needs whole tables, so a stream has numbers.
 
     Raises
     ------

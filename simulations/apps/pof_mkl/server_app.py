@@ -1,4 +1,4 @@
-"""The server of the app: runs POF-MKL or POF-RLS, logs the result, saves the model; or predicts."""
+"""Run POF-MKL or POF-RLS, log the result, save the model; or predict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of the app: a node's own table, whose columns are to be scaled."""
+"""Serve a node's own table, to find the ranges of its columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedkern_flwr.tables.table import Table
 def arguments(node: Node) -> dict[str, Any]:
     """Read the columns of a node; empty cells are not counted.
 
-    With an encoder they may hold text and dates; ``categories`` are text whatever they look like.
+    With an encoder they may have text and dates; ``categories`` are always text.
     """
     if not node.config.keys() & {"ranges", "scaling", "encoder"}:
         raise OptionError(

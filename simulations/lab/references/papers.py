@@ -1,4 +1,8 @@
-"""The papers' own programs, on the split of a run: see :mod:`fedkern_flwr.simulations.papers`."""
+"""Run the papers' own programs on the split of a run, as reference methods.
+
+They are those of :mod:`fedkern_flwr.simulations.papers`. Arguments and results are as described in
+:mod:`.tables`.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,6 @@ from ...papers.fdskl import add_phases, draw_trees
 from ...papers.fedcg import SERVER, Hospital, build_kernel, chain, naive, sample_landmarks
 from ...papers.secure_gram import kernel_round, random_users
 from ...run.entries import Outcome, Reference
-from ..topologies import tree_steps
 
 Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -72,14 +75,12 @@ def fed_cg_paper(
 ) -> Outcome:
     """Run a protocol of :mod:`fedkern_flwr.simulations.papers.fedcg`.
 
+    Landmarks and start are those of a run of FedCG with the same seed.
+
     Parameters
     ----------
-    pooled : HybridSplit
-        The data.
-    seed : int
-        Seed of the landmarks and of the start. Both are those of a run of FedCG with this seed.
-    progress : callable
-        Called with steps done and steps in all.
+    pooled, seed, progress
+        See above.
     landmarks, sampling, gamma, regularization, kernel, init, tolerance, penalty
         As the options of FedCG; ``tolerance`` is relative. Sampling P takes training rows.
     protocol : {"chain", "naive", "direct"} (default: "chain")
@@ -89,10 +90,10 @@ def fed_cg_paper(
     Returns
     -------
     metrics : dict
-        Those of the held-out rows, and ``centralised_difference``; of conjugate gradients
-        ``iterations``, ``residual`` and ``converged`` as well.
+        Also ``centralised_difference``; of conjugate gradients ``iterations``, ``residual`` and
+        ``converged``.
     history : list of dict
-        A row per iteration; one of a direct solution.
+        A row per iteration.
     """
     w = _landmarks(pooled, sampling, landmarks, seed)
     own, *centres = pooled.blocks
@@ -135,8 +136,8 @@ def fed_cg_paper(
         {"round": epoch, "residual": math.sqrt(squared) / length, "squared_residual": squared}
         for epoch, squared in enumerate(found.squared[1:], start=1)
     ]
-    told = dict.fromkeys(name for _, receiver, name, _ in transcript if receiver == SERVER)
-    metrics: dict[str, Any] = {"server_sees": list(told)}
+    sees = dict.fromkeys(name for _, receiver, name, _ in transcript if receiver == SERVER)
+    metrics: dict[str, Any] = {"server_sees": list(sees)}
     if protocol == "direct":
         shown = [
             np.prod([a for *_, name, a in transcript if name == f"kernel of hospital {h}"], axis=0)
@@ -162,12 +163,7 @@ def fed_cg_distances(
 ) -> Outcome:
     """Reconstruct distances between training rows from the naive protocol's kernel (Figure 8).
 
-    Returns
-    -------
-    metrics : dict
-        ``reconstruction_`` and the name of each attack.
-    history : list of dict
-        One row.
+    The metrics are ``reconstruction_`` and the name of each attack.
     """
     w = _landmarks(pooled, sampling, landmarks, seed)
     columns = np.concatenate([pooled.blocks[block] for block in w])
@@ -177,7 +173,7 @@ def fed_cg_distances(
 
 
 def _landmarks(pooled: HybridSplit, sampling: Sampling, m: int, seed: int) -> dict[str, Floats]:
-    """Return each block's slice of the landmarks, those of a run of FedCG with this seed."""
+    """Return each block's landmarks, those of a run of FedCG with this seed."""
     if sampling == "P":
         rng = np.random.default_rng(derive_seed(seed, "landmark rows"))
         rows = sample_landmarks("P", m, pooled.x, rng)
@@ -203,28 +199,14 @@ def svm_paper(
     """Learn from rows of users in a chain, or in groups by equation 11.
 
     Columns are standardised by the training rows of all users. The model is the best one before
-    the last, as in a run of HierarchicalSVM.
-
-    Parameters
-    ----------
-    pooled : GroupedSplit
-        The data.
-    seed : int
-        Seed of what hides vectors of users and agents.
-    progress : callable
-        Called with steps done and steps in all.
-    consensus : {"chain", "equation 11"}
-        Which of the programs.
-    C : float (default: 1.0)
-        Cost of errors.
-    rho : float or None (default: None)
-        The step size; by default C in a chain, else 3 C.
+    the last, as in a run of HierarchicalSVM. The seed hides vectors of users and agents. ``rho`` is
+    C in a chain, else 3 C, where not given.
 
     Returns
     -------
     metrics : dict
-        Those of the held-out rows, ``objective``, ``objective_gap``, ``iterations``,
-        ``converged``, ``kilobytes_per_user``.
+        Also ``objective``, ``objective_gap``, ``iterations``, ``converged`` and
+        ``kilobytes_per_user``.
     history : list of dict
         A row per iteration.
     """
@@ -262,28 +244,10 @@ def svm_paper(
 def svm_columns_paper(
     pooled: GroupedSplit, *, seed: int, progress: Progress, C: float = 1.0
 ) -> Outcome:
-    """Learn from columns of groups by secure matrix products.
+    """Learn from columns of groups by the paper's secure matrix products X^T m.
 
-    The label owner's part is that of HierarchicalSVM, the products X^T m are the paper's.
-
-    Parameters
-    ----------
-    pooled : GroupedSplit
-        The data.
-    seed : int
-        Seed of the users' orthogonal vectors.
-    progress : callable
-        Called with steps done and steps in all.
-    C : float (default: 1.0)
-        Cost of errors.
-
-    Returns
-    -------
-    metrics : dict
-        Those of the held-out rows, ``objective``, ``objective_gap``, ``iterations``,
-        ``converged``. Costs are those of the products; a user sends its vectors once.
-    history : list of dict
-        A row per iteration.
+    The label owner's part is that of HierarchicalSVM. Costs are those of the products; a user sends
+    its vectors once. Metrics are those of :func:`svm_paper`.
     """
     scaled, history, sent = _standard(pooled), list[dict[str, Any]](), {"Z": 0, "W": 0}
     x = scaled(pooled.x)
@@ -325,7 +289,7 @@ def svm_columns_paper(
 
 
 def _standard(pooled: GroupedSplit) -> Callable[[Floats], Floats]:
-    """Return what standardises rows by the training rows."""
+    """Return a function that standardises rows by the training rows."""
     x = pooled.x
     found = Coordinates.fit(x.mean(axis=0), (x**2).mean(axis=0), standardised=True)
     return lambda rows: found.rows(rows)[:, :-1]
@@ -336,7 +300,7 @@ def _rounds(pooled: GroupedSplit) -> int:
 
 
 def _judged(pooled: GroupedSplit, outputs: Floats, value: float, cost: float) -> dict[str, Any]:
-    """Return the metrics of outputs of the held-out rows, and of an objective."""
+    """Return metrics of outputs of the held-out rows, and of an objective."""
     found: dict[str, Any] = {"objective": value, "server_sees": ["nothing: there is none"]}
     best = pooled_optimum(pooled, "hinge", cost, "standard")
     if best is not None:
@@ -356,16 +320,14 @@ def two_trees(
     gamma: float,
     features: int,
 ) -> Outcome:
-    """Train one-shot FDSKL of classes on phases that the paper's two trees have summed.
+    """Train one-shot FDSKL on phases that the paper's two trees have summed.
+
+    Directions are those of FDSKL with the same seed.
 
     Parameters
     ----------
-    pooled : PooledSplit
-        The data.
-    seed : int
-        Seed of directions, which are those of FDSKL with this seed, and of the trees.
-    progress : callable
-        Called with steps done and steps in all.
+    pooled, seed, progress
+        See above.
     parties : int
         How many share the columns, in order; the first has the labels.
     gamma, features : float, int
@@ -377,7 +339,6 @@ def two_trees(
         Also ``regularization``, ``centralised_difference`` and, as ``costs``, the trees' steps and
         the bytes sent.
     history : list of dict
-        One row.
     """
     started = time.perf_counter()
     columns = np.array_split(np.arange(pooled.x.shape[1]), parties)
@@ -389,7 +350,7 @@ def two_trees(
     ]
     masks = [draw_offsets(secret, *law, "rbf", gamma) for secret in secrets]
     trees = draw_trees(parties, 0, 1 + derive_seed(seed, "kept", 0) % (parties - 1), seed)
-    # Rows stand as FDSKL's parties announce them where the table has held-out rows of its own.
+    # the order in which FDSKL's parties announce rows where the table has its own held-out rows
     n, names = len(pooled.y), np.arange(len(pooled.y)).astype(str)
     order = sort_order(hash_ids(names, alignment_key(seed), f"order {seed}"))
     x, y = np.concatenate([pooled.x[order], pooled.x_test]), pooled.targets()[order]
@@ -407,7 +368,7 @@ def two_trees(
     scores = outputs(narrow[n:], chosen.weights)
     metrics = pooled.judge(scores)
     size = sum(array.nbytes for *_, array in sent)
-    steps = sum(len(tree_steps(workers)) for workers in (parties, parties - 1))
+    steps = sum((workers - 1).bit_length() for workers in (parties, parties - 1))  # pairs add
     seconds = time.perf_counter() - started
     progress(1, 1)
     return {
@@ -432,31 +393,7 @@ def recommender(
     regularization: float = 0.1,
     min_support: int = 0,
 ) -> Outcome:
-    """Recommend from pooled ratings.
-
-    Parameters
-    ----------
-    pooled : PooledRatings
-        The data.
-    seed : int
-        Not used.
-    progress : callable
-        Called with steps done and steps in all.
-    learner : str (default: "cf-komd")
-        What ranks the items.
-    kernel : str (default: "cosine")
-        Kernel between items.
-    regularization : float (default: 0.1)
-        lambda.
-    min_support : int (default: 0)
-        Items of fewer users are left out.
-
-    Returns
-    -------
-    metrics : dict
-    history : list of dict
-        Empty.
-    """
+    """Recommend from pooled ratings of items with at least ``min_support`` users."""
     counts = local_support(pooled.train)
     items = np.flatnonzero(counts >= max(1, min_support))
     users = np.arange(pooled.train.shape[0])
@@ -475,35 +412,20 @@ def kernel_rounds(
     disjoint: bool = False,
     rounds: int = 200,
 ) -> Outcome:
-    """Improve the kernel over rounds in which a random share of the users answers (Figure 1).
+    """Improve the kernel over rounds with a random ``share`` of the users each (Figure 1).
 
-    The paper keeps the entrywise maximum of the sums. Disjoint sums count a user once and add up: a
-    round sums those who have not been counted before, and waits for more if they are fewer than
-    five. A secure sum is exact, so the rounds are made here, without nodes; no items are left out.
-
-    Parameters
-    ----------
-    pooled : PooledRatings
-        The data.
-    seed : int
-        Of the users of each round, the same for both rules.
-    progress : callable
-        Called with rounds done and rounds in all.
-    share : float
-        Of the users, in a round.
-    disjoint : bool (default: False)
-        Whether a user counts once, and sums add up.
-    rounds : int (default: 200)
-        Number of rounds.
+    The paper keeps the entrywise maximum of the sums. ``disjoint`` sums count a user once and add
+    up: a round sums users who have not been counted, and waits for more if they are fewer than
+    five.
 
     Returns
     -------
     metrics : dict
-        ``kernel_error`` after the last round, ``exact_from``: first round from which the kernel is
-        exact, None if it never is.
+        ``kernel_error`` after the last round, and ``exact_from``: the first round with the exact
+        kernel, or None.
     history : list of dict
-        Per round ``kernel_error``, mean squared difference of the cosine-normalised matrices, and
-        ``users`` counted.
+        Per round ``kernel_error``, the mean squared difference of the cosine-normalised matrices,
+        and ``users`` counted.
     """
     x = pooled.train + pooled.test
     exact = _COSINE.matrix(kernel_round(x, range(x.shape[0]))[0], 1)

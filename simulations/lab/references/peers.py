@@ -1,4 +1,7 @@
-"""What one would use instead: XGBoost on pooled data, and Flower's FedAvg with the same parties."""
+"""Train the alternatives: XGBoost on pooled data, and Flower's FedAvg with the same parties.
+
+Arguments and results are as described in :mod:`.tables`.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,11 @@ Network = dict[str, Floats]
 PeerModel = Literal["mlp", "logistic"]
 
 _HIDDEN, _STEP, _EPOCHS, _BATCH = 64, 0.1, 5, 32
-_LEAST_PARTIES = 3  # of a mean that shows none of them
+_LEAST_PARTIES = 3  # a mean of two shows each party the other
 
 
 def xgboost(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
     """Boost trees with XGBoost's defaults, on one thread.
-
-    Returns
-    -------
-    metrics : dict
-        See :meth:`PooledSplit.judge`.
-    history : list of dict
-        One row.
 
     Raises
     ------
@@ -64,7 +60,7 @@ def xgboost(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
 
 @dataclass
 class _Numbered:
-    """A classifier that wants its classes numbered from 0."""
+    """A classifier that needs its classes numbered from 0."""
 
     model: Any
 
@@ -86,7 +82,7 @@ class _Numbered:
 
 
 class _SecureFedAvg(SecureAggregation, FedAvg):
-    """FedAvg of which the server sees means only."""
+    """FedAvg with secure means."""
 
 
 def fed_avg(
@@ -97,35 +93,31 @@ def fed_avg(
     model: PeerModel = "mlp",
     rounds: int = 50,
 ) -> Outcome:
-    """Run Flower's FedAvg, with secure means, on the parties that hold rows of the same columns.
+    """Run Flower's FedAvg, with secure means, on the parties with rows of the same columns.
 
     In a round a party trains five epochs of stochastic gradient descent in batches of 32, step 0.1,
     on standardised columns: a network with 64 hidden units, or no hidden layer.
 
     Parameters
     ----------
-    pooled : PooledSplit
-        The data, with the parties.
-    seed : int
-        Seed of the first network and of the batches.
-    progress : callable
-        Called with steps done and steps in all.
+    pooled, seed, progress
+        See above.
     model : {"mlp", "logistic"} (default: "mlp")
-        Network, or logistic regression (linear, where numbers are predicted).
+        Network, or logistic regression (linear for numbers).
     rounds : int (default: 50)
         At least 1.
 
     Returns
     -------
     metrics : dict
-        Also ``costs``, ``parties`` and what the ``server_sees``.
+        Also ``costs``, ``parties`` and ``server_sees``.
     history : list of dict
         Per round ``test_error``, and ``exchanges`` and ``bytes`` so far.
 
     Raises
     ------
     OptionError, TableError
-        Also where fewer than three parties hold rows of the same columns.
+        Fewer than three parties have rows of the same columns.
     """
     check_choice("model", model, get_args(PeerModel))
     pooled.check()
@@ -204,7 +196,7 @@ def _standard(x: Floats) -> tuple[Floats, Floats]:
 
 
 def _scores(pooled: PooledSplit, outputs: Floats) -> Floats:
-    """Return outputs as targets have them: between -1 and 1 for classes."""
+    """Return outputs in the range of targets: between -1 and 1 for classes."""
     if not pooled.classes:
         return outputs
     return np.asarray(2.0 / (1.0 + np.exp(-outputs)) - 1.0)

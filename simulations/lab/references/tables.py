@@ -1,10 +1,15 @@
-"""Methods on pooled data that every table is compared with, and what parties have alone.
+"""Train pooled models to compare with, and models of single parties.
 
-LIBSVM and DSG stand as they are for what the paper on FDSKL compares with, a linear model for
-FD-SVRG, and gradient boosting of trees for SecureBoost, which loses nothing by its encryption. Each
-returns metrics of the held-out rows, and a history whose rows have ``test_error`` and the
-``seconds`` of training, on one thread; those of cross-validation are the metric
-``tuning_seconds``.
+For the comparisons of the paper on FDSKL a linear model replaces FD-SVRG, and gradient boosting of
+trees SecureBoost: encryption changes no result. Each reference takes
+
+* ``pooled`` : the data, refused without held-out rows,
+* ``seed`` : of folds, and of random rows,
+* ``progress`` : called with steps done and steps in all,
+
+and returns metrics of the held-out rows, see :meth:`PooledSplit.judge`, and a history with
+``test_error`` and ``seconds`` of training on one thread. Seconds of cross-validation are the metric
+``tuning_seconds``; chosen options are metrics as well.
 """
 
 from __future__ import annotations
@@ -41,10 +46,6 @@ _WIDE = (*_WIDTHS, 1e-1, 1e-2, 1e-3)  # of equal ones the first is taken
 _REGULARIZATIONS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 _TUBE = 0.01  # errors of SVR that cost nothing, in units of labels scaled to [-1, 1]
 _BATCH, _DIRECTIONS, _LAMBDA, _EVALUATIONS = 64, 16, 1e-4, 50  # of DSG
-_CHUNK = 1 << 14  # angles made at once: they stay in the processor's cache
-# Multiplications of a product that is too small for threads of BLAS, which would spin on for a
-# while and keep others from their work.
-_PRODUCT, _FEWEST = 1 << 18, 64
 
 
 def svc(
@@ -57,36 +58,21 @@ def svc(
     max_rows: int | None = None,
     wide: bool = False,
 ) -> Outcome:
-    """Train a support vector machine with the Gaussian kernel by LIBSVM; SVR for a regression.
+    """Train a support vector machine with the Gaussian kernel by LIBSVM; SVR for numbers.
 
     Parameters
     ----------
-    pooled : PooledSplit
-        The data.
-    seed : int
-        Seed of the folds and of the rows that are trained on.
-    progress : callable
-        Called with steps done and steps in all.
+    pooled, seed, progress
+        See above.
     C : float, optional
-        Cost of errors; by cross-validation over 1, 10, 100 if not given.
+        Cost of errors (default: by cross-validation over 1, 10, 100).
     gamma : float, optional
-        Width of the kernel exp(-gamma |x - x'|^2); by cross-validation over 1/4, 1 and 4 times
-        1 / (d Var x) if not given.
+        Width of the kernel exp(-gamma |x - x'|^2) (default: by cross-validation over 1/4, 1 and 4
+        times 1 / (d Var x)).
     max_rows : int, optional
         Train on so many random rows, if there are more.
     wide : bool (default: False)
         Try 1/1000, 1/100 and 1/10 of that width as well.
-
-    Returns
-    -------
-    metrics : dict
-        Also ``C``, ``gamma`` and ``tuning_seconds``.
-    history : list of dict
-        One row.
-
-    Raises
-    ------
-    OptionError, TableError
     """
     pooled.check()
     widths = _widths(pooled, wide) if gamma is None else [gamma]
@@ -103,29 +89,14 @@ def linear(
 ) -> Outcome:
     """Train a linear model with an intercept: mean loss + lambda / 2 |w|^2.
 
-    The loss is the logistic one, as in FD-SVRG; the square for a regression.
+    The loss is the logistic one, as in FD-SVRG; the square for numbers.
 
     Parameters
     ----------
-    pooled : PooledSplit
-        The data.
-    seed : int
-        Seed of the folds.
-    progress : callable
-        Called with steps done and steps in all.
+    pooled, seed, progress
+        See above.
     regularization : float, optional
-        lambda; by cross-validation over 1e-5 to 1e-1 if not given.
-
-    Returns
-    -------
-    metrics : dict
-        Also ``regularization`` and ``tuning_seconds``.
-    history : list of dict
-        One row.
-
-    Raises
-    ------
-    OptionError, TableError
+        lambda (default: by cross-validation over 1e-5 to 1e-1).
     """
     pooled.check()
     given = _REGULARIZATIONS if regularization is None else (regularization,)
@@ -145,27 +116,12 @@ def kernel_ridge(
 
     Parameters
     ----------
-    pooled : PooledSplit
-        The data.
-    seed : int
-        Seed of the folds and landmarks.
-    progress : callable
-        Called with steps done and steps in all.
+    pooled, seed, progress
+        See above.
     landmarks : int (default: 500)
-        Training rows taken as landmarks; with no fewer than there are rows the method is exact.
+        Number of training rows as landmarks; with all rows the method is exact.
     wide : bool (default: False)
         Try smoother kernels as well, see :func:`svc`.
-
-    Returns
-    -------
-    metrics : dict
-        Also ``gamma``, ``regularization`` and ``tuning_seconds``, by cross-validation.
-    history : list of dict
-        One row.
-
-    Raises
-    ------
-    OptionError, TableError
     """
     pooled.check()
     approximation, models = _scikit_learn("kernel_approximation"), _scikit_learn("linear_model")
@@ -185,28 +141,7 @@ def kernel_ridge(
 
 
 def boosting(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
-    """Boost trees over binned features, with scikit-learn's defaults.
-
-    Parameters
-    ----------
-    pooled : PooledSplit
-        The data.
-    seed : int
-        Seed of the rows that decide when to stop, where there are more than 10,000.
-    progress : callable
-        Called with steps done and steps in all.
-
-    Returns
-    -------
-    metrics : dict
-        See :meth:`PooledSplit.judge`.
-    history : list of dict
-        One row.
-
-    Raises
-    ------
-    OptionError, TableError
-    """
+    """Boost trees over binned features, with scikit-learn's defaults."""
     pooled.check()
     ensemble = _scikit_learn("ensemble")
     trees = ensemble.HistGradientBoostingRegressor
@@ -243,7 +178,7 @@ def _linear_model(pooled: PooledSplit, rows: int, regularization: float) -> Any:
 
 
 def _widths(pooled: PooledSplit, wide: bool = False) -> list[float]:
-    """Return the widths to choose from, around scikit-learn's default or from far below it."""
+    """Return the grid of widths around scikit-learn's default, or from far below it."""
     unit = 1.0 / (pooled.x.shape[1] * (float(pooled.x.var()) or 1.0))
     return [width * unit for width in (_WIDE if wide else _WIDTHS)]
 
@@ -261,7 +196,7 @@ def _tuned(
     progress: Progress,
     max_rows: int | None = None,
 ) -> Outcome:
-    """Fit with the best options of a grid; ``build`` is called with the number of rows and one."""
+    """Fit with the best options of a grid; ``build`` takes the number of rows and options."""
     choice, tuning = _choose(build, grid, pooled, seed, progress)
     rows = _some_rows(pooled, max_rows or len(pooled.y), seed, "training rows")
     metrics, history = fit(build(len(rows), **choice), pooled, rows, len(grid), progress)
@@ -275,7 +210,7 @@ def _choose(
     seed: int,
     progress: Progress,
 ) -> tuple[dict[str, float], float]:
-    """Return the best of some options by cross-validation over some training rows, and seconds."""
+    """Choose options by cross-validation over some training rows; return them and seconds."""
     if len(grid) == 1:
         return grid[0], 0.0
     selection = _scikit_learn("model_selection")
@@ -284,7 +219,7 @@ def _choose(
     few = len(rows) // 2
     if pooled.classes:
         _, place, counts = np.unique(pooled.y[rows], return_inverse=True, return_counts=True)
-        several = counts > 1  # others would be learned from or predicted, not both
+        several = counts > 1  # a single row would be in one fold only
         rows, folds = rows[several[place]], selection.StratifiedKFold
         few = int(counts[several].min()) if several.sum() > 1 else 0
     if few < 2:
@@ -304,13 +239,13 @@ def _choose(
 def fit(
     model: Any, pooled: PooledSplit, rows: NDArray[np.intp], steps: int, progress: Progress
 ) -> Outcome:
-    """Fit a model to some training rows and judge it; ``steps`` were done before."""
+    """Fit a model to some training rows and evaluate it; ``steps`` were done before."""
     started = time.perf_counter()
     with _fitting():
         model.fit(pooled.x[rows], pooled.y[rows])
     seconds = time.perf_counter() - started
     metrics = pooled.judge_classes(np.asarray(model.predict(pooled.x_test), np.float64))
-    if pooled.classes:  # classes are the model's own, AUC and log loss those of its scores
+    if pooled.classes:  # classes come from the model, AUC and log loss from its scores
         metrics = pooled.judge(_scores(model, pooled.x_test)) | metrics
     progress(steps + 1, steps + 1)
     return dict(metrics), [{"round": 1, "test_error": error_of(metrics), "seconds": seconds}]
@@ -328,10 +263,10 @@ def _scores(model: Any, x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @contextmanager
 def _fitting() -> Iterator[None]:
-    """Fit on one thread, and be content with the last iterate.
+    """Fit on one thread, and accept the last iterate.
 
-    Threads would wait for each other where processors are shared, and sums depend on their number.
-    Classes that can be separated, hardly regularised, never converge.
+    Threads would wait for each other on shared processors, and sums depend on their number.
+    Separable classes with little regularisation never converge.
     """
     with import_module("threadpoolctl").threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", _scikit_learn("exceptions").ConvergenceWarning)
@@ -364,7 +299,7 @@ def _scikit_learn(module: str) -> Any:
 # -- doubly stochastic gradients
 
 
-@np.errstate(over="ignore", invalid="ignore")  # that it diverges is said in one line
+@np.errstate(over="ignore", invalid="ignore")  # divergence is an error of one line
 def dsg(
     pooled: PooledSplit,
     *,
@@ -378,39 +313,23 @@ def dsg(
     """Train by doubly stochastic gradients, the pooled twin of FDSKL (Dai et al., NeurIPS 2014).
 
     The model is f(x) = sum_j alpha_j phi_j(x) with phi_j(x) = sqrt(2) cos(omega_j^T x + b_j).
-    Iteration t draws a batch of 64 rows and r = 16 new directions of the Gaussian kernel, and
+    Iteration t takes a batch of 64 rows and r = 16 new directions of the Gaussian kernel, and
 
         alpha_new = -(step / r) mean over the batch of L'(f(x), y) phi_new(x),
         alpha_old = (1 - step lambda) alpha_old,        lambda = 1e-4.
 
-    The coefficients are needed nowhere but in f. So the outputs of all rows that a later batch will
-    ask for are kept up to date instead, and no cosine is made twice: at most n r of them per
-    iteration, where the sum itself takes 64 r t.
+    Batches are those of FDSKL with the same seed; ``seconds`` do not count the 50 evaluations.
 
     Parameters
     ----------
-    pooled : PooledSplit
-        The data.
-    seed : int
-        Seed of batches, which are those of FDSKL with this seed, and of directions.
-    progress : callable
-        Called with iterations done and iterations in all.
-    rounds : int (default: 500)
-        Iterations.
-    step : float (default: 0.1)
-        The square loss needs a step of at most about 2 / r; the others stand larger ones.
+    pooled, seed, progress
+        See above.
+    rounds, step : int, float (default: 500, 0.1)
+        Iterations; the square loss needs a step of at most about 2 / r.
     loss : {"square", "logistic", "smooth-hinge"} (default: "square")
         L.
     gamma : float (default: 1.0)
-        Of the kernel exp(-gamma |x - x'|^2), in units of features scaled to [0, 1].
-
-    Returns
-    -------
-    metrics : dict
-        See :meth:`PooledSplit.judge`.
-    history : list of dict
-        At 50 iterations ``round``, ``test_error`` and ``seconds`` of training so far, without those
-        of evaluations.
+        Of the kernel exp(-gamma |x - x'|^2), features in [0, 1].
 
     Raises
     ------
@@ -420,22 +339,26 @@ def dsg(
     pooled.check()
     rng = np.random.default_rng(derive_seed(seed, "pooled directions"))
     marks = set(np.linspace(0, rounds, min(_EVALUATIONS, rounds) + 1).astype(int)[1:].tolist())
-    test = np.zeros((len(pooled.x_test), pooled.targets().shape[1]))
+    targets, r = pooled.targets(), _DIRECTIONS
+    omega = np.empty((pooled.x.shape[1], rounds * r))
+    offsets, alpha = np.empty(rounds * r), np.zeros((rounds * r, targets.shape[1]))
+    test = np.zeros((len(pooled.x_test), targets.shape[1]))
     started, seconds = time.perf_counter(), 0.0
-    rows = _Rows(pooled, seed, rounds)
     metrics: dict[str, float] = {}
     history = []
     for t in range(1, rounds + 1):
-        omega = np.sqrt(2.0 * gamma) * rng.standard_normal((pooled.x.shape[1], _DIRECTIONS))
-        offsets = rng.uniform(0.0, 2.0 * np.pi, _DIRECTIONS)
-        x, outputs_of, targets = rows.batch(t)
-        alpha = new_coefficients(loss, outputs_of, targets, _features(x, omega, offsets), step)
-        later = rows.needed_after(t)
-        rows.outputs[:later] *= 1.0 - step * _LAMBDA
-        _add(rows.outputs[:later], rows.x, omega, offsets, alpha)
+        old, new = slice((t - 1) * r), slice((t - 1) * r, t * r)
+        omega[:, new] = np.sqrt(2.0 * gamma) * rng.standard_normal((len(omega), r))
+        offsets[new] = rng.uniform(0.0, 2.0 * np.pi, r)
+        batch = draw_batch(seed, t, len(pooled.y), _BATCH)
+        x = pooled.x[batch]
+        values = _features(x, omega[:, old], offsets[old]) @ alpha[old]
+        z = _features(x, omega[:, new], offsets[new])
+        alpha[new] = new_coefficients(loss, values, targets[batch], z, step)
+        alpha[old] *= 1.0 - step * _LAMBDA
         seconds += time.perf_counter() - started
         test *= 1.0 - step * _LAMBDA
-        _add(test, pooled.x_test, omega, offsets, alpha)
+        test += _features(pooled.x_test, omega[:, new], offsets[new]) @ alpha[new]
         if t in marks:
             if not np.isfinite(test).all():
                 raise OptionError(
@@ -450,88 +373,35 @@ def dsg(
     return dict(metrics), history
 
 
-class _Rows:
-    """Training rows and their outputs, those that are needed longest first.
-
-    Parameters
-    ----------
-    pooled : PooledSplit
-    seed : int
-        Of the batches.
-    rounds : int
-        Number of batches.
-    """
-
-    def __init__(self, pooled: PooledSplit, seed: int, rounds: int) -> None:
-        n = len(pooled.y)
-        drawn = np.stack([draw_batch(seed, t, n, _BATCH) for t in range(1, rounds + 1)])
-        last = np.zeros(n, np.intp)  # iteration that asks for a row last
-        np.maximum.at(last, drawn, np.arange(1, rounds + 1)[:, None])
-        order = np.argsort(-last, kind="stable")
-        place = np.empty(n, np.intp)
-        place[order] = np.arange(n)
-        self._batches, self._last = place[drawn], -last[order]
-        self.x, self._targets = pooled.x[order], pooled.targets()[order]
-        self.outputs = np.zeros(self._targets.shape)
-
-    def batch(self, t: int) -> tuple[Floats, Floats, Floats]:
-        """Return rows, outputs and targets of a batch."""
-        mine = self._batches[t - 1]
-        return self.x[mine], self.outputs[mine], self._targets[mine]
-
-    def needed_after(self, t: int) -> int:
-        """Return how many rows, from the first, a later batch asks for."""
-        return int(np.searchsorted(self._last, -t))
-
-
 def _features(x: Floats, omega: Floats, offsets: Floats) -> NDArray[np.float32]:
-    """Return sqrt(2) cos(omega^T x + b), shape (n, r)."""
+    """Compute sqrt(2) cos(omega^T x + b), shape (n, r)."""
     turns = (x @ omega + offsets) / (2.0 * np.pi)
     turns -= np.rint(turns)  # large angles are too coarse in float32
     angles = (2.0 * np.pi * turns).astype(np.float32)
     return np.asarray(np.float32(np.sqrt(2.0)) * np.cos(angles))
 
 
-def _add(outputs: Floats, x: Floats, omega: Floats, offsets: Floats, alpha: Floats) -> None:
-    """Add what some directions contribute to the outputs of the first rows."""
-    d, directions = omega.shape
-    size = max(1, min(_CHUNK, max(_PRODUCT // d, _FEWEST * directions)) // directions)
-    for start in range(0, len(outputs), size):
-        part = slice(start, min(start + size, len(outputs)))
-        outputs[part] += _features(x[part], omega, offsets) @ alpha.astype(np.float32)
-
-
-# -- no model at all, and what parties have without each other
+# -- no model at all, and local models
 
 
 def constant(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
-    """Predict the most frequent class of the training rows, or their mean.
-
-    Returns
-    -------
-    metrics : dict
-        See :meth:`PooledSplit.judge`.
-    history : list of dict
-        One row.
-    """
+    """Predict the majority class of the training rows, or their mean."""
     pooled.check()
     progress(1, 1)
     return _outcome(_constant(pooled))
 
 
 def alone(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
-    """Train a model at each party that could, on its own rows and columns.
+    """Train a model at each party on its own rows and columns, see :func:`simple`.
 
-    It is logistic or ridge regression or a support vector machine, whichever is better in
-    cross-validation at the party; and no model where all its rows have one label, or it has no
-    column. All held-out rows are predicted, of which the party is given its columns.
+    A party with one label only, or without columns, predicts its majority class or mean.
+    Each party predicts all held-out rows from its columns.
 
     Returns
     -------
     metrics : dict
         Means over the parties, and ``parties``.
     history : list of dict
-        One row.
     """
     pooled.check()
     found = []
