@@ -426,7 +426,7 @@ def refuse_options_of_tables(config: Config) -> None:
 
 _OF_TABLES = (
     *("label", "target", "id_column", "site_column", "use", "ignore", "common_columns"),
-    *("missing", "scaling", "categories", "task", "positive", "train_rows", "test_size"),
+    *("missing", "scaling", "categories", "ranks", "task", "positive", "train_rows", "test_size"),
     *("learner", "cost", "class_weight", "level"),
     *DIALECT,
 )

@@ -294,9 +294,11 @@ def _read_on(settings: DataSettings) -> Streams:
             remedy="leave out --test-size",
             code="FK-DATA-OPTION",
         )
-    if settings.scaling not in ("auto", "range"):
+    if settings.scaling not in ("auto", "range") or settings.ranks is not None:
         raise OptionError(
-            "streams are scaled by ranges", remedy="leave out --scaling", code="FK-DATA-OPTION"
+            "streams are scaled by ranges",
+            remedy="leave out --scaling and --ranks",
+            code="FK-DATA-OPTION",
         )
     if settings.rounds is not None:
         at_least("rounds", settings.rounds, 1)

@@ -191,6 +191,10 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
     data = "iris"
     repetitions, seeded = "Runs averaged, each with a seed of its own.", "split and method"
 
+    def encodes(self, name: str) -> bool:
+        """Return whether the method's client is given what columns become."""
+        return not client_of(find_method(name)).raw
+
     def check(self, config: Config) -> None:
         """Refuse a method whose options cannot be told from those of the table; see the base."""
         usable(config["method"])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.encoding.columns import Categories, Gaps, NumberFacts, Scaling, other_scale
+from fedkern_flwr.encoding.encoder import KeptEncoder
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.dialect import DIALECT
@@ -113,6 +114,9 @@ class TableSettings(Settings):
     categories : {"auto", "onehot", "frequency", "hashing"}
         What text becomes: a column per category, their shares of the rows, or signed buckets of a
         keyed hash. Auto: columns of up to 20, else shares.
+    ranks : str or None
+        result.json of a summary with a budget: numbers become ranks by its noisy quantiles, text a
+        column per public category.
     sep : str or None
         What parts the columns of a .csv file: a character, or tab (default: found out).
     decimal : {".", ","} or None
@@ -146,6 +150,7 @@ class TableSettings(Settings):
     party: tuple[str, ...] = ()
     scaling: Scaling = "range"
     categories: Categories = "auto"
+    ranks: str | None = None
     sep: str | None = None
     decimal: Literal[".", ","] | None = None
     na: tuple[str, ...] = ()
@@ -234,18 +239,20 @@ class TableSettings(Settings):
         )
 
     def encoder(self, train: Table) -> Encoder:
-        """Fit an encoder on the rows to learn from.
+        """Fit an encoder on the rows to learn from, or take that of a summary.
 
         Gaps become columns of their own where missing cells are encoded, else they stay.
 
         Raises
         ------
         TableError, OptionError
-            See :meth:`Encoder.fit`.
+            See :meth:`Encoder.fit` and :meth:`KeptEncoder.read`.
         """
         encode = getattr(self, "missing", "error") == "encode"
         key = derive_seed(self.seed, "categories").to_bytes(16)
         gaps: Gaps = "encode" if encode else "keep"
+        if self.ranks is not None:
+            return KeptEncoder.read(Path(self.ranks)).within(train, gaps).encoder
         return Encoder.fit(train, self.scaling, gaps, self.categories, key=key)
 
 
@@ -263,6 +270,9 @@ def check_public(settings: Any) -> None:
     ------
     OptionError
     """
+    if settings.ranks is not None:
+        KeptEncoder.read(Path(settings.ranks)).check_noise()
+        return
     missing: Any = getattr(settings, "missing", "error")
     table = settings.load(missing, labelled=settings.label is not None)
     problems = []
