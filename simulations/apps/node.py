@@ -243,7 +243,8 @@ class Node:
 
         The app ``ranges`` writes the file ``encoder`` where several nodes hold the block. Where
         only this node does, and the encoder need not be ``common``, the first run that trains fits
-        it to all rows of ``data``. It stays at the node.
+        it to all rows of ``data``. It stays at the node. With a privacy budget it must be the
+        ``result.json`` of a summary with a budget.
 
         Raises
         ------
@@ -257,9 +258,19 @@ class Node:
                 problem, remedy="leave one of them out of --node-config", code="FK-OPTION-BOTH"
             )
         path = Path(self.config["encoder"])
-        if common or self.run["predict"] or self.run["resume"] or path.exists():
+        # the options of a method of one's own are a text
+        private = self.run.get("privacy-epsilon") or "privacy_epsilon" in self.run.get(
+            "options", ""
+        )
+        if common or private or self.run["predict"] or self.run["resume"] or path.exists():
             kept = KeptEncoder.read(path)
-            table = self.table(**how, kinds=tuple(kept.encoder.kinds.items()))
+            if private:
+                kept.check_noise()
+            kinds = kept.encoder.kinds
+            if kept.epsilon:  # it has columns of other blocks as well
+                kinds = {name: kind for name, kind in kinds.items() if kind == "category"}
+            table = self.table(**how, kinds=tuple(kinds.items()))
+            kept = kept.within(table) if kept.epsilon else kept
         else:
             table = self.table(**how, kinds=())
             if not table.columns:
