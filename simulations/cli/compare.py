@@ -334,14 +334,11 @@ def _adjust(chosen: Preset, asked: CompareOptions, sizes: Mapping[str, int]) -> 
             raise OptionError(f"{chosen.name} has no {name}", code="FK-COMPARE-OPTION")
 
     def change(every: Mapping[str, Settings]) -> dict[str, Settings]:
-        return {
-            name: replace(
-                settings,
-                **{k: v for k, v in sizes.items() if _may_set(settings, k)},
-                seed=asked.seed,
-            )
-            for name, settings in every.items()
-        }
+        made = {}
+        for name, settings in every.items():
+            own: dict[str, Any] = {k: v for k, v in sizes.items() if _may_set(settings, k)}
+            made[name] = replace(settings, **own, seed=asked.seed)
+        return made
 
     sections = [
         replace(

@@ -160,7 +160,8 @@ def _parameter(option: Option, hidden: bool) -> click.Parameter:
     if words:
         taken = _NumberOr(words) if kind is int else _Choice(option.name, words)
     elif option.limits is not None:
-        taken = (click.IntRange if kind is int else click.FloatRange)(*option.limits)
+        ranged: Any = click.IntRange if kind is int else click.FloatRange
+        taken = ranged(*option.limits)
     shown: dict[str, Any] = {
         "type": taken,
         "help": escape(option.help),  # brackets are not markup
@@ -171,7 +172,7 @@ def _parameter(option: Option, hidden: bool) -> click.Parameter:
     if option.panel == ARGUMENTS:
         if option.choices and not several:
             shown["help"] += f" One of {', '.join(option.choices)}."
-        more = {"nargs": -1 if several else None, "metavar": option.metavar or None}
+        more: dict[str, Any] = {"nargs": -1 if several else None, "metavar": option.metavar or None}
         made = TyperArgument(param_decls=[option.name], **shown, **more)
         made.help = shown["help"]  # which Click 8.5 drops
         return made

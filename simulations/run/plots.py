@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import drawing
 from .drawing import Scale, Style
@@ -69,7 +70,7 @@ def plot_bars(
             at, end = place + (number - (len(row) - 1) / 2) * thick, low
             if math.isfinite(mean) and mean > low:
                 face, end = drawing.tint(colour) if number else colour, mean
-                look = {"facecolor": face, "edgecolor": colour, "linewidth": 0.8}
+                look: Any = {"facecolor": face, "edgecolor": colour, "linewidth": 0.8}
                 axes.barh(at, mean - low, left=low, height=0.9 * thick, **look)
             if std and end > low:
                 bar = [[min(mean - low, std)], [std]]
