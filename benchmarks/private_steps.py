@@ -25,9 +25,8 @@ EPSILONS = (math.inf, 8.0, 3.0, 1.0, 0.3)
 MACHINES = {"linear": 0, "rbf, 100 features": 50, "rbf, 500 features": 250}
 
 
-def accuracy(name: str, frequencies: int, epsilon: float, seed: int) -> float:
-    """Return the share of held-out rows that are told right."""
-    x, y = load(name)
+def learn(x: np.ndarray, y: np.ndarray, frequencies: int, epsilon: float, seed: int) -> float:
+    """Return the share of held-out rows that a model is right about."""
     order = np.random.default_rng(seed).permutation(len(x))
     train, test = order[: (7 * len(x)) // 10], order[(7 * len(x)) // 10 :]
     coordinates = gradients.public_coordinates(x.shape[1], frequencies)
@@ -63,7 +62,7 @@ def main() -> None:
     for name in sys.argv[2:] or SETS:
         for machine, frequencies in MACHINES.items():
             found = [
-                np.mean([accuracy(name, frequencies, epsilon, seed) for seed in range(splits)])
+                np.mean([learn(*load(name), frequencies, epsilon, k) for k in range(splits)])
                 for epsilon in EPSILONS
             ]
             print(f"| {name} | {machine} | " + " | ".join(f"{a:.3f}" for a in found), flush=True)

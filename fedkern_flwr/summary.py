@@ -46,7 +46,7 @@ MOMENTS = Sum("moments", bound=1.0, per="client", products=width)
 NOISY = Sum("noisy", bound=1.0, sensitivity=1.0)
 
 FEATURES = 16  # random frequencies with which tables are compared
-NOISY_BINS = 32
+EVEN_BINS, HALVES = 16, 20  # of the public range, and how often a part near zero is halved
 
 
 class SummaryDescribeReply(DescribeReply):
@@ -298,9 +298,21 @@ def noisy_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     return {
         "rows": (len(plan.columns),),
         "powers": (n, 3),
-        "bins": (n, NOISY_BINS),
+        "bins": (sum(len(noisy_edges(*one.range)) - 1 for one in plan.numbers),),
         "words": (words,),
     }
+
+
+def noisy_edges(low: float, high: float) -> Floats:
+    """Return the edges of the public bins of a range: even ones, and ever finer ones near zero.
+
+    A column with a few values far from the others has these in bins of their own; what is zero in
+    most rows is in a bin without the others. A row is in one bin, however many there are.
+    """
+    near = (high - low) * 2.0 ** -np.arange(EVEN_BINS.bit_length(), HALVES + 1.0)
+    middle = min(max(0.0, low), high)
+    found = np.concatenate([np.linspace(low, high, EVEN_BINS + 1), middle - near, middle + near])
+    return np.unique(found[(found >= low) & (found <= high)])
 
 
 def noisy_reach(plan: Plan) -> float:
@@ -314,10 +326,13 @@ def noisy_terms(plan: Plan, own: Mapping[str, Floats]) -> Terms:
     """Return rows, powers, bins and categories, divided by the reach of a row."""
     found = {name: np.zeros(shape) for name, shape in noisy_shapes(plan).items()}
     found["rows"][:], found["words"][:] = count_rows(plan, own), count_words(plan, own)
+    bins = [np.zeros(0)]
     for k, one in enumerate(plan.numbers):
         low, high = one.range
         values = own.get(one.name, np.zeros(0))
-        z = np.clip(2.0 * (values[np.isfinite(values)] - low) / (high - low) - 1.0, -1.0, 1.0)
+        values = np.clip(values[np.isfinite(values)], low, high)
+        z = np.clip(2.0 * (values - low) / (high - low) - 1.0, -1.0, 1.0)
         found["powers"][k] = len(z), z.sum(), (z**2).sum()
-        found["bins"][k] = count_bins(z, np.linspace(-1.0, 1.0, NOISY_BINS + 1))
+        bins.append(count_bins(values, noisy_edges(low, high)))
+    found["bins"] = np.concatenate(bins)
     return {name: part / noisy_reach(plan) for name, part in found.items()}

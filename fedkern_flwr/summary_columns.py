@@ -189,7 +189,8 @@ def public_columns(path: str | None, holders: Sequence[int]) -> Plan:
             ends = () if words else tuple(map(float, one))
             if not words and not (len(ends) == 2 and -np.inf < ends[0] < ends[1] < np.inf):
                 raise ValueError
-            kind = "category" if words else "number"
+            kind = "boolean" if ends and {type(value) for value in one} == {bool} else "number"
+            kind = "category" if words else kind
             columns.append(Column(str(name), kind, tuple(holders), words, ends))
         if not columns:
             raise ValueError

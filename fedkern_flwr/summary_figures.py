@@ -17,22 +17,28 @@ from .encoding.columns import (
     DECIMALS,
     MIN_ROWS,
     SPLITS,
+    Category,
+    CategoryFacts,
+    NumberFacts,
     binned_facts,
     coarse_edges,
     decimals_of,
     fine_edges,
     other_scale,
 )
+from .encoding.columns import Number as Ranked
+from .encoding.encoder import Encoder
 from .planning import Allowance
 from .statistics import chi_square, kolmogorov_smirnov, mean_discrepancy, welch
 from .summary import (
     FEATURES,
-    NOISY_BINS,
     About,
+    Column,
     Plan,
     features,
     lengths_of,
     moment_shapes,
+    noisy_edges,
     noisy_reach,
     place_shapes,
     width,
@@ -44,6 +50,7 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _ROUNDED = 1e-15
 _BINS = 400  # of few rows, where there is no limit: a rank is to be within 1 % in any shape
 NEAR_RANK = 0.01  # a rank that may be farther off is noted
+_LEVELS = np.linspace(0.0, 1.0, 129)  # of noisy quantiles
 
 
 def split_words(plan: Plan, words: Floats) -> dict[str, Floats]:
@@ -413,56 +420,101 @@ def _swapped(mine: Totals, others: Totals, shifts: Mapping[int, float], k: int, 
 # -- with a budget of privacy
 
 
+def on_simplex(counts: Floats, total: float) -> Floats:
+    """Return the nearest numbers that are not negative and add up to a positive total.
+
+    Of noisy counts these are the likeliest: most bins that have but noise become empty.
+    """
+    ranked = np.sort(counts)[::-1]
+    excess = (np.cumsum(ranked) - total) / np.arange(1, len(counts) + 1)
+    return np.maximum(counts - excess[np.flatnonzero(ranked > excess)[-1]], 0.0)
+
+
 def read_noisy(
     total: Mapping[str, Floats], plan: Plan, deviation: float
-) -> tuple[list[Number], dict[str, dict[str, float]], dict[str, Floats]]:
-    """Return figures of numbers, their standard errors (delta method), and counts of categories.
+) -> tuple[list[Number], dict[str, dict[str, float]], dict[str, Floats], Encoder]:
+    """Return figures of numbers, their errors (delta method), counts of categories, an encoder.
 
     ``deviation`` is that of the noise of each number.
     """
-    reach, errors, found = noisy_reach(plan), dict[str, dict[str, float]](), []
+    reach, errors, found = noisy_reach(plan), dict[str, dict[str, float]](), list[Number]()
     sigma, names = deviation * reach, [one.name for one in plan.columns]
-    rows = dict(zip(names, total["rows"] * reach, strict=True))
-    for k, one in enumerate(plan.numbers):
-        low, high = one.range
-        half = (high - low) / 2.0
-        n, first, second = total["powers"][k] * reach
-        n = max(n, 1.0)
-        m, q = first / n, second / n
-        spread = np.sqrt(q - m * m) if q > m * m else np.nan  # noise may make the variance negative
-        bins = np.maximum(total["bins"][k] * reach, 0.0)
-        edges = np.linspace(low, high, NOISY_BINS + 1)
-        shares = np.append(0.0, np.cumsum(bins)) / max(bins.sum(), 1e-300)
-        shares, at = np.unique(shares, return_index=True)
-        levels = {f"{p:g}": float(np.interp(p, shares, edges[at])) for p in _QUANTILES}
-        of_spread = sigma / n * np.sqrt(1.0 + 4.0 * m * m + (2.0 * m * m - q) ** 2) / 2.0 / spread
-        errors[one.name] = {
-            "rows": sigma,
-            "gaps": sigma * np.sqrt(2.0),
-            "mean": float(half * sigma / n * np.sqrt(1.0 + m * m)),
-            "deviation": float(half * of_spread),
-            "rank": float(sigma * np.sqrt(NOISY_BINS / 2.0) / n),
-        }
-        whole = round(float(rows[one.name]))
-        share = float(bins.max() / max(bins.sum(), 1.0))
-        bars = [edges.tolist(), bins.tolist()]
-        found.append(
-            Number(
-                one.name,
-                one.kind,
-                whole,
-                round(float(rows[one.name] - n)),
-                float(low + half * (m + 1.0)),
-                float(half * spread),
-                np.nan,
-                low,
-                high,
-                levels,
-                share,
-                bars,
-            )
+    rows = dict(zip(names, (total["rows"] * reach).tolist(), strict=True))
+    words, columns = split_words(plan, total["words"] * reach), dict[str, Any]()
+    places = np.cumsum([len(noisy_edges(*one.range)) - 1 for one in plan.numbers])[:-1]
+    bins = np.split(total["bins"] * reach, places) if plan.numbers else []
+    for one, powers, counts in zip(plan.numbers, total["powers"] * reach, bins, strict=True):
+        figures, errors[one.name], knots = _read_number(one, rows[one.name], powers, counts, sigma)
+        found.append(figures)
+        facts = NumberFacts(
+            rows=max(figures.rows, 1),
+            missing=_known_gaps(figures.rows, figures.rows - figures.gaps, sigma),
+            least=figures.least,
+            median=figures.quantiles["0.5"],
+            greatest=figures.greatest,
+            mean=figures.mean,
+            deviation=float(np.nan_to_num(figures.deviation)),
+            knots=tuple(knots.tolist()),
         )
-    return found, errors, split_words(plan, total["words"] * reach)
+        columns[one.name] = Ranked.of(one.name, facts, "rank", "encode")
+    for one in plan.texts:
+        counts, whole = words[one.name], max(round(rows[one.name]), 1)
+        missing = _known_gaps(whole, float(counts.sum()), sigma * np.sqrt(len(counts)))
+        # all categories are public, so that each is kept, whatever noise has made of its count
+        kept = np.maximum(np.rint(counts[:-1]), MIN_ROWS).astype(int).tolist()
+        known = CategoryFacts(whole, missing, dict(zip(one.words, kept, strict=True)))
+        columns[one.name] = Category.of(one.name, known, "encode", merged=1)
+    return found, errors, words, Encoder(tuple(columns[name] for name in names))
+
+
+def _read_number(
+    one: Column, rows: float, powers: Floats, counts: Floats, sigma: float
+) -> tuple[Number, dict[str, float], Floats]:
+    """Return the figures of a column, their standard errors, and the values at equal ranks.
+
+    As far as noise may have moved the ranks, they are places in the public range.
+    """
+    edges, (low, high) = noisy_edges(*one.range), one.range
+    half = (high - low) / 2.0
+    n = max(float(powers[0]), 1.0)
+    m, q = float(powers[1]) / n, float(powers[2]) / n
+    spread = np.sqrt(q - m * m) if q > m * m else np.nan  # noise may make the variance negative
+    bins = on_simplex(counts, n)
+    full = bins > 0.0  # both ends of each: between them are no values
+    shares = np.cumsum(np.stack([0.0 * bins, bins / n], axis=1)[full].ravel())
+    quantiles = np.interp(_LEVELS, shares, np.stack([edges[:-1], edges[1:]], axis=1)[full].ravel())
+    rank = float(sigma * np.sqrt(len(bins) / 2.0) / n)
+    doubt, below = min(1.0, rank), np.append(0.0, np.cumsum(bins)) / n
+    ranks = (1.0 - doubt) * below + doubt * (edges - low) / (high - low)
+    of_spread = sigma / n * np.sqrt(1.0 + 4.0 * m * m + (2.0 * m * m - q) ** 2) / 2.0 / spread
+    errors = {
+        "rows": sigma,
+        "gaps": sigma * np.sqrt(2.0),
+        "mean": float(half * sigma / n * np.sqrt(1.0 + m * m)),
+        "deviation": float(half * of_spread),
+        "rank": rank,
+    }
+    figures = Number(
+        name=one.name,
+        kind=one.kind,
+        rows=round(rows),
+        gaps=round(rows - n),
+        mean=low + half * (m + 1.0),
+        deviation=float(half * spread),
+        skewness=np.nan,
+        least=low,
+        greatest=high,
+        quantiles={f"{p:g}": float(np.quantile(quantiles, p)) for p in _QUANTILES},
+        rank_error=float(bins.max() / n),
+        histogram=_bars(edges, bins, quantiles),
+    )
+    return figures, errors, np.interp(_LEVELS, ranks, edges)
+
+
+def _known_gaps(rows: float, known: float, deviation: float) -> int:
+    """Return how many values are missing, 0 where noise may have made them up."""
+    gaps = rows - known
+    return min(round(gaps), int(rows) - 1) if gaps > 4.0 * deviation else 0
 
 
 # -- sizes that the nodes' release limits allow

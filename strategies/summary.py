@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedkern_flwr.encoding.encoder import KeptEncoder
 from fedkern_flwr.method import Ask, PrivateMethod, Rounds, option
 from fedkern_flwr.planning import allowance
 from fedkern_flwr.secure_sum.membership import default_threshold
@@ -132,7 +133,10 @@ class Summary(PrivateMethod):
         self.planned = 2
         total = yield NOISY(noisy_shapes(plan), plan=plan.write())
         [release] = self.noise_.reports().values()
-        numbers, errors, words = read_noisy(total, plan, release["deviation"])
+        numbers, errors, words, encoder = read_noisy(total, plan, release["deviation"])
+        assert self.budget is not None
+        kept = KeptEncoder(encoder, self.session, self.budget.epsilon)
+        self.details_["encoder"] = kept.to_dict()
         known = {name: float(counts.sum()) for name, counts in words.items()}
         names = {one.name: one.words for one in plan.texts}
         return self._show(Figures(numbers, words, names, known, errors=errors))

@@ -442,10 +442,11 @@ class KeptEncoder:
 
     ``mark`` is a random number of the fit (a common encoder's is that of its run). Column names
     with it differ from those of another holder's encoder, and reveal nothing of the rows.
+    ``epsilon`` is that of the noisy sums that it was made of, 0 if there was no noise.
     """
 
-    def __init__(self, encoder: Encoder, mark: str) -> None:
-        self.encoder, self.mark = encoder, mark
+    def __init__(self, encoder: Encoder, mark: str, epsilon: float = 0.0) -> None:
+        self.encoder, self.mark, self.epsilon = encoder, mark, epsilon
 
     @classmethod
     def fit(cls, path: Path, table: Table, scaling: Any = "auto", categories: Any = "auto") -> Self:
@@ -465,7 +466,7 @@ class KeptEncoder:
 
     def write(self, path: Path) -> None:
         """Save the encoder to a private file; TableError if that fails."""
-        text = json.dumps({**self.encoder.to_dict(), "mark": self.mark})
+        text = json.dumps(self.to_dict())
         try:
             write_atomically(path, text.encode(), private=True)
         except OSError:
@@ -473,17 +474,67 @@ class KeptEncoder:
                 "the file of the encoder cannot be written", code="FK-FILE-WRITE"
             ) from None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        noise = {"epsilon": self.epsilon} if self.epsilon else {}
+        return {**self.encoder.to_dict(), "mark": self.mark, **noise}
+
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the encoder of an earlier run; TableError if that fails."""
+        """Read the encoder of an earlier run, also from the ``result.json`` of a noisy summary.
+
+        Raises
+        ------
+        TableError
+            The file cannot be read, or has no encoder.
+        """
         try:
             values = read_json(path.read_text())
-        except (OSError, ValueError):
+            values = values.get("details", {}).get("encoder", values)
+        except (OSError, ValueError, AttributeError):
             raise TableError(
                 "the file of the encoder cannot be read", code="FK-FILE-READ"
             ) from None
         encoder = Encoder.from_dict(values)
-        return cls(encoder, str(values.get("mark", "")))
+        noise = values.get("epsilon")
+        epsilon = float(noise) if isinstance(noise, (int, float)) else 0.0
+        return cls(encoder, str(values.get("mark", "")), epsilon)
+
+    def check_noise(self) -> None:
+        """Refuse an encoder that shows rows, in a run with a budget of privacy.
+
+        Raises
+        ------
+        OptionError
+        """
+        if not self.epsilon:
+            raise OptionError(
+                "privacy_epsilon does not hold for columns that are scaled by all rows",
+                remedy="take the result.json of a summary with a budget, or public ranges",
+                code="FK-BUDGET-SCALING",
+            )
+
+    def within(self, table: Table, gaps: Gaps = "encode") -> Self:
+        """Return what it has of the columns of a table; noisy sums may be of further columns.
+
+        Raises
+        ------
+        TableError
+            A column of the table is none of them.
+        """
+        known, found = {one.name: one for one in self.encoder.columns}, list[Column]()
+        for name in table.columns:
+            if name not in known:
+                raise TableError(
+                    f"column {name!r} is not in the summary, whose quantiles are taken",
+                    remedy="write it into the bounds of the summary, or leave it out here",
+                    code="FK-COLUMN-MISSING",
+                )
+            one = replace(known[name], gaps=gaps)  # type: ignore[call-arg]
+            if isinstance(one, Number):
+                one = replace(one, boolean=table.kinds.get(name) == "boolean")
+            found.append(one)
+        return type(self)(Encoder(tuple(found)), self.mark, self.epsilon)
 
     def apply(self, table: Table) -> Table:
         return self.encoder.apply(table)

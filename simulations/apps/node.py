@@ -251,7 +251,8 @@ class Node:
 
         The file ``encoder`` is written by the app ``ranges`` where several nodes hold the block;
         where only this node does, by the first run that trains, of all rows of ``data``, unless it
-        must be the ``common`` one. Later runs and predictions read it. It stays at the node.
+        must be the ``common`` one. Later runs and predictions read it. It stays at the node. With a
+        budget of privacy it must be the ``result.json`` of a summary with a budget.
 
         Raises
         ------
@@ -265,9 +266,19 @@ class Node:
                 problem, remedy="leave one of them out of --node-config", code="FK-OPTION-BOTH"
             )
         path = Path(self.config["encoder"])
-        if common or self.run["predict"] or self.run["resume"] or path.exists():
+        # the options of a method of one's own are a text
+        private = self.run.get("privacy-epsilon") or "privacy_epsilon" in self.run.get(
+            "options", ""
+        )
+        if common or private or self.run["predict"] or self.run["resume"] or path.exists():
             kept = KeptEncoder.read(path)
-            table = self.table(**how, kinds=tuple(kept.encoder.kinds.items()))
+            if private:
+                kept.check_noise()
+            kinds = kept.encoder.kinds.items()
+            if kept.epsilon:  # it has columns of other blocks as well
+                kinds = [(name, kind) for name, kind in kinds if kind == "category"]
+            table = self.table(**how, kinds=tuple(kinds))
+            kept = kept.within(table) if kept.epsilon else kept
         else:
             table = self.table(**how, kinds=())
             if not table.columns:

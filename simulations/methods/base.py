@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from fedkern_flwr.checkpoint import run_folder
+from fedkern_flwr.encoding.encoder import KeptEncoder
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.fitted import FittedModel, load_model
 from fedkern_flwr.method import Method
@@ -185,14 +186,19 @@ class Family(ABC, Generic[M, S, P]):
         strategy, notes, fields_of = self._strategy(name), [], self.settings.__dataclass_fields__
         unsaid = [n for n in self.settings.worked_out if values[n] is None]
         values = {**values, **{n: fields_of[n].default for n in unsaid}}
-        if values.get("privacy_epsilon") is not None:
+        ranks, private = values.get("ranks"), values.get("privacy_epsilon") is not None
+        if private and ranks is not None:
+            paid = KeptEncoder.read(Path(ranks)).epsilon
+            notes = [f"the ranks cost epsilon {paid:g} in a run before, which adds up with this"]
+        elif private and self.encodes(name):
             public = {name: new for name, (old, new) in _PUBLIC.items() if values.get(name) == old}
             values = {**values, **public}
             flags = " ".join(f"--{name} {value}" for name, value in public.items())
             notes = [f"with a privacy budget {flags} is the default"] if flags else []
         data = asdict(self.settings.from_values(values))
-        if Path(data["data"]).is_file():
-            data["data"] = str(Path(data["data"]).resolve())
+        for key in ("data", "ranks"):
+            if Path(data.get(key) or "").is_file():
+                data[key] = str(Path(data[key]).resolve())
         own = {o.name for o in options(strategy)}
         chosen = {k: v for k, v in values.items() if k in own and v is not None}
         if chosen.get("missing") == "encode":  # nothing is missing any more
@@ -237,8 +243,9 @@ class Family(ABC, Generic[M, S, P]):
         """Refuse options that contradict the data."""
         strategy = self.strategy(config)
         if strategy.budget is not None:
-            settings = getattr(prepared, "settings", None)
-            check_public(settings or self.settings.from_values(config["data"]))
+            if self.encodes(config["method"]):
+                settings = getattr(prepared, "settings", None)
+                check_public(settings or self.settings.from_values(config["data"]))
             strategy.budget.check_rows(
                 [_training_rows(prepared)] + [0] * (prepared.num_clients - 1)
             )
@@ -246,6 +253,10 @@ class Family(ABC, Generic[M, S, P]):
             check_cohort(prepared.num_clients, strategy.threshold, strategy.min_cohort)
 
     # -- data and runs
+
+    def encodes(self, name: str) -> bool:
+        """Return whether a method is given what columns become; else they are as they are."""
+        return True
 
     def prepare(self, settings: S) -> P:
         """Load, scale and deal the data."""

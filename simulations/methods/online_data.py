@@ -263,7 +263,7 @@ def _read_on(settings: DataSettings) -> Streams:
         raise OptionError("streams are files of parties", code="FK-STREAM-PARTIES")
     if settings.test_size:
         raise OptionError("no rows of a stream are held out", code="FK-DATA-OPTION")
-    if settings.scaling not in ("auto", "range"):
+    if settings.scaling not in ("auto", "range") or settings.ranks is not None:
         raise OptionError("streams are scaled by ranges", code="FK-DATA-OPTION")
     if settings.rounds is not None:
         at_least("rounds", settings.rounds, 1)

@@ -194,6 +194,10 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
 
     data = "iris"
 
+    def encodes(self, name: str) -> bool:
+        """Return whether the method's client is given what columns become."""
+        return not client_of(find_method(name)).raw
+
     def check(self, config: Config) -> None:
         """Refuse a method with options named as those of a table."""
         usable(config["method"])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.encoding.columns import Categories, Gaps, NumberFacts, Scaling, other_scale
+from fedkern_flwr.encoding.encoder import KeptEncoder
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.summary_report import pooled_table
@@ -116,6 +117,8 @@ class TableSettings(Settings):
         Scaling of numbers (auto: range, or rank with outliers).
     categories : {"auto", "onehot", "frequency", "hashing"}
         Encoding of text (auto: onehot up to 20 categories, else frequency).
+    ranks : str or None
+        result.json of a summary with a budget, whose noisy quantiles rank the columns.
     sep : str or None
         Separator of a .csv file: a character, or tab (default: detected).
     decimal : {".", ","} or None
@@ -149,6 +152,7 @@ class TableSettings(Settings):
     party: tuple[str, ...] = ()
     scaling: Scaling = "range"
     categories: Categories = "auto"
+    ranks: str | None = None
     sep: str | None = None
     decimal: Literal[".", ","] | None = None
     na: tuple[str, ...] = ()
@@ -243,15 +247,20 @@ class TableSettings(Settings):
         )
 
     def encoder(self, train: Table) -> Encoder:
-        """Fit an encoder on training rows."""
+        """Fit an encoder on training rows, or read the one of a summary."""
         encode = getattr(self, "missing", "error") == "encode"
         key = derive_seed(self.seed, "categories").to_bytes(16)
         gaps: Gaps = "encode" if encode else "keep"
+        if self.ranks is not None:
+            return KeptEncoder.read(Path(self.ranks)).within(train, gaps).encoder
         return Encoder.fit(train, self.scaling, gaps, self.categories, key=key)
 
 
 def check_public(settings: Any) -> None:
     """Refuse columns with encodings that count all rows, for runs with a privacy budget."""
+    if settings.ranks is not None:
+        KeptEncoder.read(Path(settings.ranks)).check_noise()
+        return
     missing: Any = getattr(settings, "missing", "error")
     table = settings.load(missing, labelled=settings.label is not None)
     problems = []

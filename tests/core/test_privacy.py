@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,7 @@ from scipy import special, stats
 from scipy.optimize import brentq
 from zoo import SecureMean
 
-from fedkern_flwr.clients import KernelPCAClient
+from fedkern_flwr.clients import KernelPCAClient, SummaryClient
 from fedkern_flwr.clients.pof_mkl_samples import message_sum
 from fedkern_flwr.kernel_pca import REST_SENSITIVITY, SENSITIVITY, moments
 from fedkern_flwr.kernels.product import features_of
@@ -50,6 +51,10 @@ from fedkern_flwr.simulations.attacks.budgets import (
     signed,
     tables_of,
 )
+from fedkern_flwr.simulations.attacks.seen import served
+from fedkern_flwr.strategies import Summary
+from fedkern_flwr.summary import NOISY, noisy_terms
+from fedkern_flwr.summary_columns import public_columns
 
 # -- the noise, which cannot be seeded: what is random here fails once in 10^9 runs
 
@@ -197,6 +202,16 @@ def test_releases_about_the_same_records_add_up_and_nothing_costs_nothing():
     assert both == pytest.approx(gaussian(1e4 / 3000.0, 2), rel=1e-3)
     assert epsilon_of(np.zeros(len(ORDERS)), 1e-5) == 0.0
     assert epsilon_of(one, 0.0) == math.inf  # there is none without a delta
+
+
+@pytest.mark.parametrize("parts", [(1.0, 0.3, 0.93), (3.0, 0.9, 2.79), (10.0, 3.0, 9.1)])
+def test_ranks_and_a_model_cost_together_what_the_page_says(parts: Any) -> None:
+    whole, *each = parts
+    about: dict[str, Any] = {"sensitivity": 1.0, "length": 5150, "parties": 4, "least": 4}
+    curves = [plan_release("sum", Budget(one), **about).curve for one in each]
+    assert 0.98 * whole < epsilon_of(sum(curves), 1e-5) <= whole
+    page = (Path(__file__).parents[2] / "docs/privacy-budget.md").read_text("utf-8")
+    assert "| {:g} | {:g} | {:g} |".format(*parts) in page
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0, 8.0])
@@ -394,6 +409,29 @@ def test_no_mean_and_no_components_make_a_held_out_row_count_for_more() -> None:
         assert all(0.0 <= v <= 4.0 * len(node.x_test) for v in after.values())
 
 
+#: Two columns of numbers, the ranges of which are public.
+PUBLIC = Path(__file__).with_name("public_columns.json")
+
+
+def noisy_vector(*columns: Any) -> Any:
+    """Return what a node adds of these columns to a summary with noise."""
+    own = dict(zip("ab", map(np.asarray, columns), strict=False))
+    terms = noisy_terms(public_columns(str(PUBLIC), [0]), own)
+    return np.concatenate([np.ravel(part) for part in terms.values()])
+
+
+def test_a_row_moves_figures_and_bins_of_a_summary_no_farther_than_charged() -> None:
+    """Also with values beyond the public ranges, with gaps, and with zeros in most rows."""
+    rng, farthest, ends = np.random.default_rng(0), 0.0, [-9.0, 0.0, 1e-9, 0.3, 1.0, 1e300, np.nan]
+    for number in range(400):
+        x = np.where(rng.random((2, 20)) < 0.5, 0.0, rng.lognormal(-5.0, 3.0, (2, 20)))
+        other = x.copy()
+        x[:, 4], other[:, 4] = rng.choice(ends, (2, 2)) if number % 2 else rng.random((2, 2))
+        farthest = max(farthest, float(np.linalg.norm(noisy_vector(*x) - noisy_vector(*other))))
+    assert NOISY.sensitivity == 1.0
+    assert 0.99 < farthest <= 1.0 + 1e-12
+
+
 @pytest.mark.promise("averages-clipped")
 @settings(max_examples=100)
 @given(arrays(np.float64, 20, elements=st.floats(-1e300, 1e300)), st.floats(1e-3, 1e3))
@@ -453,8 +491,25 @@ APP = Case(
     released=lambda strategy: (one for one, _ in strategy._averages.noisy._released),
 )
 
+
+def _summary(record: Record, parties: int, **budget: Any) -> tuple[Any, Any]:
+    """Take the figures of two public columns."""
+    tables = tables_of(record, parties)
+
+    def party(context: Any, k: int) -> SummaryClient:
+        return SummaryClient(context, tables[k][0], columns=("a", "b"))
+
+    return Summary(bounds=str(PUBLIC), threshold=3, **budget), served(party)
+
+
+def _figures(record: Record) -> Any:
+    return noisy_vector(*record[0][:, None])
+
+
+SUMMARY = Case("summary", NOISY.name, 4, _summary, _figures, least=3)
+
 SURE, EPSILON, AUDITS = 1.0 - 1e-6, 8.0, 2000
-EVERY = (*CASES, APP)
+EVERY = (*CASES, APP, SUMMARY)
 TITLES = [case.title for case in EVERY]
 
 

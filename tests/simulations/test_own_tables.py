@@ -194,3 +194,65 @@ def test_no_category_is_in_what_a_run_shows_and_leaves_for_all(commands: Any) ->
     outputs = {one["column"]: one["outputs"] for one in found["columns"]}
     assert outputs["colour"] == 33  # buckets, and whether it is missing
     assert "green" not in Path("here/scaling.json").read_text()
+
+
+# -- ranks by noisy quantiles
+
+
+def far_values(rows: int = 3000) -> dict[str, list[Any]]:
+    """Return columns with a few values far from the others, gaps, text, and a label."""
+    rng = np.random.default_rng(3)
+    z = rng.standard_normal((rows, 6))
+    columns = {f"x{k}": np.exp(2.5 * z[:, k]).tolist() for k in range(6)}
+    columns["x5"] = [value if k % 9 else "" for k, value in enumerate(columns["x5"])]
+    ward = rng.integers(0, 3, rows)
+    late = z[:, 0] + z[:, 1] - z[:, 2] + 0.7 * (ward == 1) > 0.2
+    words = {"ward": np.array(["east", "north", "west"])[ward].tolist()}
+    return {**columns, **words, "late": np.where(late, "yes", "no").tolist()}
+
+
+BOUGHT = ["--data", "far.csv", "--label", "late", "--basis", "fourier", "--hospitals", "4"]
+BOUGHT += ["--centres", "0", "--seed", "1"]
+
+
+def write_far(commands: Any) -> None:
+    """Write the table, and the summary with a budget that ranks are bought with."""
+    bounds: dict[str, Any] = {f"x{k}": [0, 1e5] for k in range(6)}
+    Tables.write("far.csv", far_values())
+    Path("b.json").write_text(json.dumps({**bounds, "ward": ["east", "north", "west"]}))
+    given = ["--data", "far.csv", "--bounds", "b.json", "--privacy-epsilon", "0.9"]
+    commands.result("summary", *given, out="summary")
+
+
+def test_ranks_that_were_bought_are_worth_their_share_where_values_are_far(commands: Any) -> None:
+    """The summary and the model together cost no more than epsilon 3."""
+    write_far(commands)
+    ranked = [*BOUGHT, "--privacy-epsilon", "2.79", "--ranks", "summary/result.json"]
+    found = commands.result("fed-cg", *ranked)
+    ranged = commands.result("fed-cg", *BOUGHT, "--privacy-epsilon", "3")
+    assert found["metrics"]["test_accuracy"] > ranged["metrics"]["test_accuracy"] + 0.1
+    assert "ranks cost epsilon 0.9 in a run before" in " ".join(found["config"]["notes"])
+    outputs = {one["column"]: one["outputs"] for one in found["columns"]}
+    assert outputs == {"ward": 4, **{f"x{k}": 1 + (k == 5) for k in range(6)}}
+    assert "--scaling" not in " ".join(found["config"]["notes"])
+    commands.shown("predict", "here", "--data", "far.csv")
+
+
+def test_ranks_that_do_not_serve_are_refused(commands: Any) -> None:
+    write_far(commands)
+    table = far_values()
+    Tables.write("more.csv", {**table, "dose": table["x1"]})
+    commands.result("summary", "--data", "far.csv", out="exact")
+    commands.result("fed-cg", *BOUGHT, out="model")
+    own = json.loads(Path("model/scaling.json").read_text())["encoder"]
+    Path("own.json").write_text(json.dumps(own))
+    paid = ["run", "fed-cg", *BOUGHT, "--privacy-epsilon", "2", "--out", "other", "--ranks"]
+    for file, code in {
+        "gone.json": "FK-FILE-READ",
+        "far.csv": "FK-FILE-READ",
+        "exact/result.json": "FK-FILE-FORMAT",
+        "own.json": "FK-BUDGET-SCALING",
+    }.items():
+        assert commands.complaint(*paid, file).endswith(f"[{code}]")
+    wide = [*paid, "summary/result.json", "--data", "more.csv"]
+    assert commands.complaint(*wide).endswith("[FK-COLUMN-MISSING]")

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.clients import SummaryClient
 from fedkern_flwr.clients import summary as client_module
+from fedkern_flwr.encoding import Encoder
+from fedkern_flwr.encoding.encoder import KeptEncoder
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
 from fedkern_flwr.simulations.methods.rows import RowSettings, prepare
@@ -509,6 +512,28 @@ def test_noisy_figures_are_within_their_errors(tmp_path: Path) -> None:
     assert sum(one["epsilon"] for one in budget["releases"]) <= 3.0
     assert {*strategy.ledger_.by_phase} >= {"method"}
     assert strategy.details_["categories"]["sex"]["counts"].keys() == {"f", "m", "other"}
+
+
+def test_noisy_quantiles_rank_values_as_all_rows_would(tmp_path: Path) -> None:
+    """Of columns with few far values, on both sides; whole numbers, truths, text and gaps."""
+    table, file = made(3000), tmp_path / "bounds.json"
+    wide = {"income": [0, 1e7], "tails": [-1e5, 1e5], "year": [2000, 2030], "tiny": [0, 1]}
+    more = {"smoker": [False, True], "ward": ["A", "B", "C", "D"]}
+    file.write_text(json.dumps({**BOUNDS, **wide, **more}))
+    tables = parts_of(table, 3)
+    strategy = run(tables, privacy_epsilon=3.0, bounds=str(file))
+    (tmp_path / "result.json").write_text(json.dumps({"details": strategy.details_}))
+    kept = KeptEncoder.read(tmp_path / "result.json")
+    assert kept.epsilon == 3.0
+    kept.check_noise()
+    found, exact = kept.within(table).encoder, Encoder.fit(table, "rank")
+    assert {*exact.outputs, "sex[other]", "ward[other]"} == {*found.outputs}
+    ranked = dict(zip(found.outputs, found.transform(table).T, strict=True))
+    for name, ranks in zip(exact.outputs, exact.transform(table).T, strict=True):
+        if name.startswith(("income", "tails", "year", "age", "weight", "smoker", "ward", "sex")):
+            assert np.abs(ranked[name] - ranks).mean() < 0.04, name
+    few = kept.within(replace(table, x=table.x[:, :1], columns=("age",), kinds={}))
+    assert few.names == (f"age of {strategy.session}",)
 
 
 # -- what is refused

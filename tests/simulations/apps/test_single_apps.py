@@ -18,6 +18,8 @@ from zoo import streams
 
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
 from fedkern_flwr.clients import OnlineKernelClient
+from fedkern_flwr.encoding import Encoder
+from fedkern_flwr.encoding.columns import Number
 from fedkern_flwr.encoding.encoder import KeptEncoder
 from fedkern_flwr.groups.linear_model import outputs
 from fedkern_flwr.model_file import load_model
@@ -74,6 +76,35 @@ def test_an_encoder_that_does_not_serve_is_refused(make_site, tmp_path, refuses)
         path.write_text(damage)
         refuses(code, site.client, 2)
     refuses("FK-FILE-WRITE", site.client, 2, encoder=str(site.folder / "colours.csv" / "e.json"))
+
+
+PAID = {"privacy-epsilon": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("fed-cg", PAID),
+        ("horizontal", PAID),
+        ("kernel-pca", {"options": '{"privacy_epsilon": 3.0}'}),
+    ],
+)
+def test_with_a_budget_an_encoder_is_of_noisy_sums(
+    make_site: Any, tmp_path: Path, refuses: Any, given: Given, name: str, run: Any
+) -> None:
+    """One of a node's own rows would say without noise where they are."""
+    site, path = make_site(name), tmp_path / "encoder.json"
+    node = site.nodes[0]
+    how = {"label": node.get("label-column"), "id_column": node.get("id-column")}
+    table = load_table(node["data"], kinds={}, **how)
+    own = Encoder.fit(table, "rank")
+    KeptEncoder(own, "mark").write(path)
+    more = {"ranges": None, "encoder": str(path)}
+    refuses("FK-BUDGET-SCALING", site.client, 0, run=run, **more)
+    wide = Encoder((*own.columns, Number.fit("further", table.x[:, 0], "rank", "encode")))
+    KeptEncoder(wide, "mark", 1.0).write(path)
+    found = given(site, 0, run=run, **more)
+    np.testing.assert_array_equal(found["x"], own.transform(table))
 
 
 def test_holders_of_a_block_with_encoders_of_their_own_are_told_apart(tmp_path: Path) -> None:
