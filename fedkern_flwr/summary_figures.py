@@ -448,7 +448,7 @@ def read_noisy(
         found.append(figures)
         facts = NumberFacts(
             rows=max(figures.rows, 1),
-            missing=_known_gaps(figures.rows, figures.rows - figures.gaps, sigma),
+            missing=_known_gaps(figures.rows, figures.rows - figures.gaps, sigma * np.sqrt(2.0)),
             least=figures.least,
             median=figures.quantiles["0.5"],
             greatest=figures.greatest,
@@ -459,7 +459,7 @@ def read_noisy(
         columns[one.name] = Ranked.of(one.name, facts, "rank", "encode")
     for one in plan.texts:
         counts, whole = words[one.name], max(round(rows[one.name]), 1)
-        missing = _known_gaps(whole, float(counts.sum()), sigma * np.sqrt(len(counts)))
+        missing = _known_gaps(whole, float(counts.sum()), sigma * np.sqrt(len(counts) + 1.0))
         # all categories are public, so that each is kept, whatever noise has made of its count
         kept = np.maximum(np.rint(counts[:-1]), MIN_ROWS).astype(int).tolist()
         known = CategoryFacts(whole, missing, dict(zip(one.words, kept, strict=True)))
@@ -514,7 +514,7 @@ def _read_number(
 def _known_gaps(rows: float, known: float, deviation: float) -> int:
     """Return how many values are missing, 0 where noise may have made them up."""
     gaps = rows - known
-    return min(round(gaps), int(rows) - 1) if gaps > 4.0 * deviation else 0
+    return min(round(gaps), int(rows) - 1) if gaps > 5.0 * deviation else 0
 
 
 # -- sizes that the nodes' release limits allow
