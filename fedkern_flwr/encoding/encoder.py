@@ -530,7 +530,7 @@ class KeptEncoder:
                     remedy="write it into the bounds of the summary, or leave it out here",
                     code="FK-COLUMN-MISSING",
                 )
-            one = replace(known[name], gaps=gaps)  # type: ignore[call-arg]
+            one = replace(known[name], gaps=gaps)
             if isinstance(one, Number):
                 one = replace(one, boolean=table.kinds.get(name) == "boolean")
             found.append(one)
