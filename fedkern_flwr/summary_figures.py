@@ -427,7 +427,7 @@ def on_simplex(counts: Floats, total: float) -> Floats:
     """
     ranked = np.sort(counts)[::-1]
     excess = (np.cumsum(ranked) - total) / np.arange(1, len(counts) + 1)
-    return np.maximum(counts - excess[np.flatnonzero(ranked > excess)[-1]], 0.0)
+    return np.asarray(np.maximum(counts - excess[np.flatnonzero(ranked > excess)[-1]], 0.0))
 
 
 def read_noisy(

@@ -274,10 +274,10 @@ class Node:
             kept = KeptEncoder.read(path)
             if private:
                 kept.check_noise()
-            kinds = kept.encoder.kinds.items()
+            kinds = kept.encoder.kinds
             if kept.epsilon:  # it has columns of other blocks as well
-                kinds = [(name, kind) for name, kind in kinds if kind == "category"]
-            table = self.table(**how, kinds=tuple(kinds))
+                kinds = {name: kind for name, kind in kinds.items() if kind == "category"}
+            table = self.table(**how, kinds=tuple(kinds.items()))
             kept = kept.within(table) if kept.epsilon else kept
         else:
             table = self.table(**how, kinds=())
