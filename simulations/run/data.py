@@ -118,7 +118,7 @@ class TableSettings(Settings):
     categories : {"auto", "onehot", "frequency", "hashing"}
         Encoding of text (auto: onehot up to 20 categories, else frequency).
     ranks : str or None
-        result.json of a summary with a budget: numbers become ranks.
+        result.json of a summary with a budget, whose noisy quantiles rank the columns.
     sep : str or None
         Separator of a .csv file: a character, or tab (default: detected).
     decimal : {".", ","} or None
