@@ -629,6 +629,7 @@ def test_similar_ids_are_never_guessed(mine: list[str], theirs: list[str], tmp_p
 
 #: Name and bytes of a file, how it is read, its columns.
 WORDS = "größe,b,out\n1,2,0\n3,4,1\n"
+PAD = b" " * 100_000  # the beginning from which the separator is found ends within a line
 WRITTEN: list[tuple[str, bytes, dict[str, Any], tuple[str, ...]]] = [
     ("a.csv", b"2019,2020,out\n1,2,0\n3,4,1\n", {}, ("2019", "2020")),
     ("a.csv", b"400.5,401,401.5,out\n1,2,3,0\n3,4,5,1\n", {}, ("400.5", "401", "401.5")),
@@ -636,13 +637,14 @@ WRITTEN: list[tuple[str, bytes, dict[str, Any], tuple[str, ...]]] = [
     ("a.csv", b"1,2,0\n3,4,1\n", {"header": False, "label": "x2"}, ("x0", "x1")),
     ("a.csv", b"5.1,2,out\n1,2,0\n3,4,1\n", {"header": True}, ("5.1", "2")),
     ("a.csv.gz", gzip.compress(b"a,b,out\n1,2,0\n3,4,1\n", mtime=0), {}, ("a", "b")),
+    ("a.csv", b"a;b;out\n1%b;2;0\n3%b;4%b;1\n" % (PAD, PAD, PAD), {}, ("a", "b")),
     ("a.csv", WORDS.encode("utf-16"), {}, ("größe", "b")),
     ("a.csv", WORDS.encode("utf-8-sig"), {}, ("größe", "b")),
     ("a.csv", WORDS.encode("latin-1"), {}, ("größe", "b")),
 ]
 
 
-@pytest.mark.parametrize(("name", "data", "how", "columns"), WRITTEN)
+@pytest.mark.parametrize(("name", "data", "how", "columns"), WRITTEN, ids=range(len(WRITTEN)))
 def test_files_are_read_as_they_are_written(
     name: str, data: bytes, how: dict[str, Any], columns: tuple[str, ...], tmp_path: Path
 ) -> None:

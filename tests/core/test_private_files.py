@@ -241,13 +241,22 @@ def shared() -> bytes:
     return buffer.getvalue()
 
 
+def many() -> bytes:
+    """400 parts of 64 KiB, none larger than the file."""
+    parts = {f"zeros{k}": np.zeros(2**16, np.uint8) for k in range(400)}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, meta_json=np.frombuffer(b"{}", np.uint8), **parts)
+    assert len(buffer.getvalue()) > 1.1 * 2**16
+    return buffer.getvalue()
+
+
 @dataclass(frozen=True)
 class RowsMessage(PhaseMessage):
     phase = "rows"
     rows: np.ndarray = array("rows")  # noqa: RUF009
 
 
-BOMBS = {"compressed": compressed, "shared": shared}
+BOMBS = {"compressed": compressed, "shared": shared, "many": many}
 
 
 @pytest.fixture(params=BOMBS)

@@ -16,7 +16,7 @@ from refusals import raises, refuses
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
 from svm_groups import blobs, fit, horizontal, served, standard
-from zoo import WAYS, Sites, Table
+from zoo import WAYS, Sites, Table, Way
 from zoo import fit as fit_way
 
 from fedkern_flwr.clients import SVMClient
@@ -171,20 +171,35 @@ def test_folds_of_a_user_are_even_and_its_own(rows: int) -> None:
         assert not np.array_equal(dealt, folds_of(rows, "cd" * 32))
 
 
-@pytest.mark.parametrize("at", [pytest.param(11, marks=pytest.mark.long), 12])
-def test_a_run_goes_on_where_it_was_cut_around_the_choice(tmp_path: Path, at: int) -> None:
+def resumed(way: Way, at: int, folder: Path) -> tuple[Any, Any]:
+    """Return a run that broke off two rounds after its checkpoint and went on; and a quiet one."""
+
     def cut(done: int, rounds: int, row: Any) -> None:
         if done == at + 2:
             raise PowerCutError
 
-    options: Table = {"seed": 3, "tolerance": 1e-12, "model": "ridge"}
-    way = replace(WAYS["hierarchical-svm"], options=options, rounds=24)
-    made, kept = way.sites(), {"checkpoint": tmp_path / "run.npz", "checkpoint_every": at}
+    made, kept = way.sites(), {"checkpoint": folder / "run.npz", "checkpoint_every": at}
     first = way.make(**kept)
     first.on_round = cut
     raises(PowerCutError, made.fit, strategy=first)
-    again, quiet = made.fit(**kept, resume=True).strategy, fit_way(way).strategy
+    return made.fit(**kept, resume=True).strategy, fit_way(way).strategy
+
+
+@pytest.mark.parametrize("at", [pytest.param(11, marks=pytest.mark.long), 12])
+def test_a_run_goes_on_where_it_was_cut_around_the_choice(tmp_path: Path, at: int) -> None:
+    options: Table = {"seed": 3, "tolerance": 1e-12, "model": "ridge"}
+    way = replace(WAYS["hierarchical-svm"], options=options, rounds=24)
+    again, quiet = resumed(way, at, tmp_path)
     assert again.tuned_ == quiet.tuned_
     assert again.C_ == quiet.C_ != 1.0  # which it would be without a choice
     assert len(again.tuned_["losses"]) == len(TRIED)
     assert again.metrics_["objective"] == pytest.approx(quiet.metrics_["objective"], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["hierarchical-svm", "hierarchical-svm, centralised"])
+def test_penalties_that_follow_the_residuals_go_on_as_well(name: str, tmp_path: Path) -> None:
+    options: Table = {"C": 0.1, "seed": 3, "tolerance": 1e-12, "rho_schedule": "balanced"}
+    again, quiet = resumed(replace(WAYS[name], options=options, rounds=12), 8, tmp_path)
+    rhos, found = ([row["rho"] for row in one.history_] for one in (quiet, again))
+    assert len(set(rhos[:8])) > 1
+    assert found[-4:] == pytest.approx(rhos[-4:], rel=1e-9)

@@ -207,6 +207,19 @@ def test_a_lost_evaluation_does_not_lose_the_run() -> None:
     assert all("fedkern-sums" not in context.state for context in made.contexts.values())
 
 
+@pytest.mark.parametrize("kernels", [[5, 0], [0, -1], [3, 3]])
+def test_gradients_of_kernels_that_do_not_exist_or_come_twice_are_not_used(kernels: Any) -> None:
+    def change(metrics: Any, arrays: ArrayRecord) -> None:
+        key = next(name for name, one in arrays.items() if one.dtype.startswith("int"))
+        arrays[key] = ArrayRecord([np.array(kernels, arrays[key].dtype)])["0"]
+
+    made = sites("pof-mkl", rows=3)
+    faults = FaultPlan([(1, UPLOAD, 2, garbage(change))])
+    forged = run(made, faults, secure=False, kernels_per_round=2)
+    assert [row["survivors"] for row in forged.history_] == [7, 6, 7]
+    assert "FK-MESSAGE-FIELD" in str(forged.ledger_.failures)
+
+
 # -- what a node does not tell
 
 

@@ -140,6 +140,8 @@ def test_items_that_most_rows_have_are_kept_as_far_as_the_rows_reach(support: in
     nodes.check(strategy, range(6), best)
     assert not shows_rows(strategy)
     assert len(nodes.release(rows_per_item=2, cohorts=2, min_support=0).items_) == 6  # in each
+    apart = binary(5).release(rows_per_item=1, cohorts=2, min_support=0)  # six rows and four
+    assert len(apart.items_) == 4
     assert len(nodes.release(rows_per_item=7.5, min_support=0).items_) == 3
     refuses("FK-ITEMS-SUPPORT", nodes.release, rows_per_item=25)
     # what was promised of the rows that were counted must hold for those that are summed
