@@ -22,6 +22,7 @@ DELTA = 0.002
 _LEAST = 5  # messages on each side of a change
 _MOST = 400  # messages that are tested one by one; more are tested in blocks
 _TINY = 1e-12
+_ROUNDING = 1e-6  # changes of a mean that may be rounding, where errors are all alike
 
 
 def message_errors(history: Sequence[Mapping[str, Any]]) -> tuple[Floats, Floats]:
@@ -90,6 +91,6 @@ def _cut(window: Floats) -> tuple[int, bool] | None:
     harmonic = 1.0 / (1.0 / first + 1.0 / (n - first))
     length = np.log(2.0 * np.log(n) / DELTA)
     bound = np.sqrt(within) * (np.sqrt(2.0 / harmonic * length) + 2.0 / (3.0 * harmonic) * length)
-    excess = np.abs(after - before) - bound
+    excess = np.abs(after - before) - bound - _ROUNDING
     best = int(excess.argmax())
     return (int(first[best]), bool(after[best] > before[best])) if excess[best] > 0.0 else None

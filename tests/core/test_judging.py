@@ -467,6 +467,14 @@ def test_an_error_that_trebles_is_found_where_it_does(messages: int, samples: in
     assert len(rises(told(errors, samples))) == 2
 
 
+@pytest.mark.parametrize(("messages", "block"), [(300, 1), (2800, 7)])
+def test_a_clear_drift_is_found_less_than_five_blocks_early(messages: int, block: int) -> None:
+    """From 400 messages on they are tested in blocks; errors that are all alike are no drift."""
+    at = messages // 2
+    (found,) = rises(told(0.01 * np.where(np.arange(messages) < at, 1.0, 3.0), 3))
+    assert 3 * (at - 4 * block) <= found <= 3 * at
+
+
 def test_messages_that_told_nothing_count_to_the_next() -> None:
     history = told(np.array([1.0, 3.0, 2.0, 4.0]), 5)
     history[1]["mse"] = None
