@@ -207,15 +207,23 @@ def test_a_lost_evaluation_does_not_lose_the_run() -> None:
     assert all("fedkern-sums" not in context.state for context in made.contexts.values())
 
 
-@pytest.mark.parametrize("kernels", [[5, 0], [0, -1], [3, 3]])
-def test_gradients_of_kernels_that_do_not_exist_or_come_twice_are_not_used(kernels: Any) -> None:
-    def change(metrics: Any, arrays: ArrayRecord) -> None:
-        key = next(name for name, one in arrays.items() if one.dtype.startswith("int"))
-        arrays[key] = ArrayRecord([np.array(kernels, arrays[key].dtype)])["0"]
+@pytest.mark.parametrize(("kernels", "subset"), [
+    ([5, 0], "private"), ([0, -1], "private"), ([3, 3], "private"), ([0, 1, 2], "private"),
+    ([1, 0], "shared"),
+])  # fmt: skip
+def test_gradients_of_other_kernels_than_may_be_sent_are_not_used(
+    kernels: list[int], subset: str
+) -> None:
+    """Kernels that do not exist, twice the same, too many, not those of the round."""
 
-    made = sites("pof-mkl", rows=3)
-    faults = FaultPlan([(1, UPLOAD, 2, garbage(change))])
-    forged = run(made, faults, secure=False, kernels_per_round=2)
+    def change(metrics: Any, arrays: ArrayRecord) -> None:
+        for key, one in list(arrays.items()):
+            old = one.numpy()
+            new = np.array(kernels, old.dtype) if old.ndim == 1 else old[[0] * len(kernels)]
+            arrays[key] = ArrayRecord([new])["0"]
+
+    made, faults = sites("pof-mkl", rows=3), FaultPlan([(1, UPLOAD, 2, garbage(change))])
+    forged = run(made, faults, secure=False, kernels_per_round=2, subset=subset)
     assert [row["survivors"] for row in forged.history_] == [7, 6, 7]
     assert "FK-MESSAGE-FIELD" in str(forged.ledger_.failures)
 
