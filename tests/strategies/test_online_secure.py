@@ -207,6 +207,15 @@ def test_a_lost_evaluation_does_not_lose_the_run() -> None:
     assert all("fedkern-sums" not in context.state for context in made.contexts.values())
 
 
+def test_an_evaluation_on_other_rows_than_those_held_out_is_not_used() -> None:
+    def change(metrics: ConfigRecord, arrays: ArrayRecord) -> None:
+        metrics["samples"] = 300
+
+    faults = FaultPlan([(1, "online-evaluate", None, garbage(change))])
+    forged = run(sites("pof-mkl", rows=3, held=3), faults, secure=False)
+    assert "FK-MESSAGE-FIELD" in str(forged.ledger_.failures)
+
+
 @pytest.mark.parametrize(("kernels", "subset"), [
     ([5, 0], "private"), ([0, -1], "private"), ([3, 3], "private"), ([0, 1, 2], "private"),
     ([1, 0], "shared"),
