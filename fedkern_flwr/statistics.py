@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 Floats = NDArray[np.float64]
+
+
+def _special() -> Any:
+    """Import ``scipy.special`` at first use: a run without p-values starts sooner."""
+    from scipy import special
+
+    return special
 
 
 def welch(counts: ArrayLike, means: ArrayLike, variances: ArrayLike) -> tuple[float, float]:
@@ -28,7 +35,7 @@ def welch(counts: ArrayLike, means: ArrayLike, variances: ArrayLike) -> tuple[fl
         return np.nan, np.nan
     t = (m[0] - m[1]) / np.sqrt((v / n).sum())
     freedom = (v / n).sum() ** 2 / ((v / n) ** 2 / (n - 1.0)).sum()
-    return float(t), float(2.0 * special.stdtr(freedom, -abs(t)))
+    return float(t), float(2.0 * _special().stdtr(freedom, -abs(t)))
 
 
 def anova(counts: ArrayLike, means: ArrayLike, variances: ArrayLike) -> tuple[float, float]:
@@ -42,7 +49,7 @@ def anova(counts: ArrayLike, means: ArrayLike, variances: ArrayLike) -> tuple[fl
         return np.nan, np.nan
     grand = (n * m).sum() / n.sum()
     f = (n * (m - grand) ** 2).sum() / groups / (within / freedom)
-    return float(f), float(special.fdtrc(groups, freedom, f))
+    return float(f), float(_special().fdtrc(groups, freedom, f))
 
 
 def chi_square(table: ArrayLike) -> tuple[float, float]:
@@ -58,7 +65,7 @@ def chi_square(table: ArrayLike) -> tuple[float, float]:
         return np.nan, np.nan
     expected = np.outer(observed.sum(axis=1), observed.sum(axis=0)) / observed.sum()
     found = float(((observed - expected) ** 2 / expected).sum())
-    return found, float(special.chdtrc(freedom, found))
+    return found, float(_special().chdtrc(freedom, found))
 
 
 def corrected(values: Sequence[float]) -> list[float]:
@@ -82,7 +89,7 @@ def kolmogorov_smirnov(ours: Floats, theirs: Floats) -> tuple[float, float]:
     """
     n, m = ours.sum(), theirs.sum()
     distance = float(np.abs(np.cumsum(ours) / n - np.cumsum(theirs) / m).max())
-    return distance, float(special.kolmogorov(distance * np.sqrt(n * m / (n + m))))
+    return distance, float(_special().kolmogorov(distance * np.sqrt(n * m / (n + m))))
 
 
 def mean_discrepancy(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date, timedelta
 from typing import Any
@@ -53,7 +53,7 @@ class Figures:
     fewest: int = 0
 
     @classmethod
-    def of(cls, found: Totals, bound: float, fewest: int = 0) -> Figures:
+    def of(cls, found: Totals, bound: float, fewest: int = 0, *, tested: bool = True) -> Figures:
         """Return what the second sum says."""
         texts = found.plan.texts
         return cls(
@@ -62,7 +62,7 @@ class Figures:
             names={one.name: one.words for one in texts},
             rows={one.name: found.rows[one.name] for one in texts},
             correlations=read_correlations(found),
-            groups=compare_groups(found) if found.about.group else {},
+            groups=compare_groups(found, tested=tested) if found.about.group else {},
             fewest=fewest,
         )
 
@@ -137,8 +137,9 @@ class Figures:
         heads = ["", f"all (n={self.most_rows})"]
         titles = zip(groups.get("names", ()), groups.get("rows", ()), strict=True)
         heads += [f"{name} (n={self._small(n) or f'{n:.0f}'})" for name, n in titles]
-        heads += ["p", "corrected p"] * bool(groups)
         tests = {test["column"]: test for test in groups.get("tests", ())}
+        tested = any(np.isfinite(test["p"]) for test in tests.values())
+        heads += ["p", "corrected p"] * tested
         blank, table = [""] * (len(heads) - 2), [heads]
         for one in self.numbers:
             test, known = tests.get(one.name), one.rows - one.gaps
@@ -147,7 +148,7 @@ class Figures:
                 own = test["groups"]
                 each = zip(own["n"], own["mean"], own["deviation"], strict=True)
                 cells = [self._centre(one.kind, *group) for group in each]
-                cells += [_level(test["p"]), _level(test["corrected"])]
+                cells += [_level(test["p"]), _level(test["corrected"])] * tested
             whole = self._centre(one.kind, known, one.mean, one.deviation)
             table.append([f"{one.name}, {title}", whole, *cells])
             if one.kind != "boolean" and one.rank_error <= _ROUGH:
@@ -159,14 +160,14 @@ class Figures:
                 table.append(["  missing, n (%)", self._share(one.gaps, one.rows), *blank])
         for name, counts in self.words.items():
             test, there = tests.get(name), float(counts.sum())
-            levels = [_level(test["p"]), _level(test["corrected"])] if test else []
+            levels = [_level(test["p"]), _level(test["corrected"])] * tested if test else []
             ends = [*[""] * (len(blank) - len(levels)), *levels] if levels else blank
             table.append([f"{name}, n (%)", "", *ends])
             for k, word in enumerate((*self.names[name], "other")):
                 cells = blank
                 if test is not None and k < len(self.names[name]):
                     own = np.array(test["groups"]["counts"])
-                    cells = [self._share(n[k], n.sum()) for n in own] + ["", ""]
+                    cells = [self._share(n[k], n.sum()) for n in own] + ["", ""] * tested
                 if counts[k] > 0.0 or word != "other":
                     table.append([f"  {word}", self._share(counts[k], there), *cells])
             if (gaps := self.gaps(name)) > 0:
@@ -189,7 +190,7 @@ class Figures:
 
 
 def pooled_table(table: Rows, group: str = "", fewest: int = 5) -> Table:
-    """Return the first table of rows in one place, made as that of many places.
+    """Return the first table of rows in one place, without p-values, made as that of many places.
 
     Parameters
     ----------
@@ -219,11 +220,12 @@ def pooled_table(table: Rows, group: str = "", fewest: int = 5) -> Table:
     bound = float(np.exp2(np.ceil(np.log2(max(most, default=1.0)))))
     how: Any = {"rows": float(table.rows), "group": group, "products": False, "seed": 0}
     about = read_places(places_of(plan, own, bound, CIRCLES), plan, bound, SPLITS, **how)
-    return Figures.of(Totals(plan, about, moments(plan, own, about)), bound, fewest).first_table()
+    found = Totals(plan, about, moments(plan, own, about))
+    return Figures.of(found, bound, fewest, tested=False).first_table()
 
 
-def compare_groups(found: Totals) -> dict[str, Any]:
-    """Return each column by group, with tests between the groups.
+def compare_groups(found: Totals, *, tested: bool = True) -> dict[str, Any]:
+    """Return each column by group, with tests between the groups unless not ``tested``.
 
     Two groups: Welch's t; more: analysis of variance; counts: chi-square. Displayed p-values are
     corrected together.
@@ -232,21 +234,25 @@ def compare_groups(found: Totals) -> dict[str, Any]:
     words = next(c.words for c in found.plan.texts if c.name == group)
     truths = [one.name for one in found.plan.numbers if one.kind == "boolean"]
     tests: list[dict[str, Any]] = []
+
+    def run(test: Callable[..., tuple[float, float]], *values: Any) -> tuple[float, float]:
+        return test(*values) if tested else (np.nan, np.nan)
+
     for name, (count, mean, variance) in numbers.items():
         deviation = np.sqrt(variance)
         own = {"n": count.tolist(), "mean": mean.tolist(), "deviation": deviation.tolist()}
         about = {"column": name, "groups": own}
         if name in truths:
-            statistic, p = chi_square(np.stack([count * mean, count * (1.0 - mean)], axis=1))
+            statistic, p = run(chi_square, np.stack([count * mean, count * (1.0 - mean)], axis=1))
             tests.append({**about, "test": "chi-square", "statistic": statistic, "p": p})
             continue
-        statistic, p = anova(count, mean, variance)
+        statistic, p = run(anova, count, mean, variance)
         tests.append({**about, "test": "ANOVA", "statistic": statistic, "p": p})
         if len(words) == 2:
-            statistic, p = welch(count, mean, variance)
+            statistic, p = run(welch, count, mean, variance)
             tests.append({**about, "test": "Welch", "statistic": statistic, "p": p})
     for name, table in tables.items():
-        statistic, p = chi_square(table)
+        statistic, p = run(chi_square, table)
         own = {"counts": table.tolist()}
         about = {"column": name, "groups": own, "test": "chi-square"}
         tests.append({**about, "statistic": statistic, "p": p})
