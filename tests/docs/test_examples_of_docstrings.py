@@ -23,4 +23,5 @@ def test_an_example_prints_what_it_says(path: Path) -> None:
     parts = [part for part in path.with_suffix("").parts if part != "__init__"]
     name = ".".join(parts if parts[0] == "fedkern_flwr" else ("fedkern_flwr", *parts))
     found = doctest.testmod(importlib.import_module(name))
-    assert found.attempted and not found.failed
+    assert found.attempted
+    assert not found.failed
