@@ -87,7 +87,7 @@ PROMISES = dict.fromkeys(ONLINE, STREAMS) | {
         tuple(f"node_{k}_projections" for k in range(3)), plain=True,
     ),
     "summary": Promise(
-        8, 3, 0, "3 clients, 150 rows", "sums of at least 3 of 3 clients",
+        6, 3, 0, "3 clients, 150 rows", "sums of at least 3 of 3 clients",
         {"rows": (150, 150), "columns": (5, 5), "rank_error": (0.0, 0.1)},
         ("histograms_plot", "correlations_1_plot", "summary_table", "columns_table"),
         seeded=False, plain=True,
