@@ -81,9 +81,8 @@ class SecureSum:
             check_cohort(len(members), least, min_cohort)
         if min(map(len, chosen)) < 3 and not relays_only:
             logger.warning(
-                "a sum has two parties: with one of them, whoever opens it has the other's part; "
-                "let a third take part, or take it into account: each has what the sum tells "
-                "of the other"
+                "a sum has two parties: with the total each can compute what the other one added; "
+                "let a third party take part, or accept this"
             )
         self._next = [1] * len(chosen)
         self._keys, self._chosen, self._thresholds, self._cipher = keys, chosen, thresholds, cipher
