@@ -240,7 +240,7 @@ def _preset(
             ("boosted trees, pooled", "boosting", {}),
             ("mean", "constant", {}),
         )
-    alone = {f"{title}: a party alone": title for title, *_ in methods}
+    alone = {f"{title}: local model": title for title, *_ in methods}
     settings = {**dealt, **{label: dealt[title] for label, title in alone.items()}}
     settings |= {label: dealt[alike] for label, name, _ in peers if name == FED_AVG}
     holders = "; ".join(f"{title} {one.describe()}" for title, one in dealt.items())

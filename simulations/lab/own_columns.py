@@ -71,9 +71,9 @@ OWN_COLUMNS: dict[str, Column] = {
         "over the runs.",
     ),
     "beside": Column(
-        ("beside pooled",),
+        ("minus pooled",),
         _beside,
-        reading="Beside pooled: the figure less that of the best tuned model of the pooled data, "
+        reading="Minus pooled: the figure minus that of the best tuned model of the pooled data, "
         "mean over the runs.",
     ),
     "traffic": Column(

@@ -355,7 +355,7 @@ def test_pooled_models_are_those_of_scikit_learn(wine_folder: Path, compared: Co
     report = Path("c/report.html").read_text()
     assert report.index("<h2>Verdict") < report.index("the same 30 % of the rows")
     assert "FedCG 2 hospitals and 2 centres; Secure Gram 2 parties" in report
-    assert found["FedCG: a party alone"]["privacy"] == {"server_sees": []}
+    assert found["FedCG: local model"]["privacy"] == {"server_sees": []}
     expected = defaultdict[str, list[float]](list)
     for seed in range(2):
         part = pooled_of({"data": str(wine_folder / "wine.csv")}, "fed-cg", seed)
@@ -385,7 +385,7 @@ def test_pooled_models_are_those_of_scikit_learn(wine_folder: Path, compared: Co
         assert found[label]["draws"]["test_accuracy"] == pytest.approx(figures), label
     mean = {label: np.mean(one["draws"]["test_accuracy"]) for label, one in found.items()}
     best_pooled = max(own for label, own in mean.items() if label.endswith(", pooled"))
-    for label in ("FedCG", "Secure Gram", "SVC, pooled", "FedCG: a party alone"):
+    for label in ("FedCG", "Secure Gram", "SVC, pooled", "FedCG: local model"):
         assert found[label]["beside_pooled"] == pytest.approx(mean[label] - best_pooled)
         assert mean[label] > 0.6  # than the most frequent class
         assert 0.6 < found[label]["metrics"]["test_auc"] <= 1.0
