@@ -65,7 +65,7 @@ def said(kind: type[PhaseMessage] | None) -> str:
 def summed(kind: type[PhaseMessage]) -> str:
     """Return what a request says of its sums, in its own words."""
     declares = next((c for c in kind.__mro__ if "sum_specs" in vars(c)), None)
-    if declares is None:
+    if declares is None or getattr(kind, "sum_name", None) == "":
         return "none"
     if not declares.phase:  # the base of all requests, of which some have the name of a sum
         name = getattr(kind, "sum_name", "")
