@@ -74,7 +74,8 @@ class NodePolicy:
     colluders : int
         Number of parties that may work with the server; added to ``min_parties``.
     min_own_rows : int
-        Least number of the node's rows, and of rows that sums of all runs may separate from others.
+        Least number of the node's rows, and of rows that sums of all runs may separate from others
+        (not of live streams).
     min_sum_rows : int
         Least number of declared rows in a sum.
     min_evaluation_rows : int
