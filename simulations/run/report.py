@@ -254,7 +254,7 @@ def _table(block: TableBlock, number: int) -> str:
     for i, row in enumerate(block.rows):
         cells = []
         for j, (kind, cell) in enumerate(zip(kinds, row, strict=True)):
-            text = escape(cell)
+            text = escape(cell.replace("  ", "\N{EM SPACE}"))  # HTML drops spaces that indent
             if (i, j) in block.best:
                 text = f"<strong>{text}</strong>"
             if j == 0 and not numeric[0]:
