@@ -53,6 +53,7 @@ class SummaryClient(MethodClient):
 
     def describe(self, request: DescribeRequest) -> SummaryDescribeReply:
         """Return its sizes, kinds of its columns, categories of enough rows, and pseudonyms."""
+        about = vars(super().describe(request))  # refuses first what the policy does not allow
         held, hashes = b"", [np.zeros((0, 2), np.uint64)] * 2
         if not request.privacy:
             words = {name: self._enough(name) for name in self.categories}
@@ -65,7 +66,6 @@ class SummaryClient(MethodClient):
                     hash_ids(n, self.alignment_key, request.session) for n in (self.ids, spelled)
                 ]
                 hashes = [one[sort_order(one)] for one in whole]
-        about = vars(super().describe(request))
         few = self.policy.min_sum_rows
         return SummaryDescribeReply(
             **about, held=held, fewest=few, ids=hashes[0], spelled=hashes[1]
