@@ -183,7 +183,9 @@ def _moment(text: str, dates: Dates | None = None) -> float:
         first, _, second, year, clock = match.groups()
         day, month = (first, second) if dates == "day-first" else (second, first)
         century = "" if len(year) == 4 else "20" if int(year) < 69 else "19"
-        text = f"{century}{year}-{month:0>2}-{day:0>2}" + (f" {clock:0>5}" if clock else "")
+        text = f"{century}{year}-{month:0>2}-{day:0>2}"
+        if clock:  # ISO 8601 has two digits of the hour
+            text += f" {'0' * (clock[1] == ':')}{clock}"
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

@@ -144,3 +144,10 @@ def test_dates_without_a_zone_are_in_utc(monkeypatch: Any) -> None:
         monkeypatch.undo()
         time.tzset()
     assert found == datetime(2020, 1, 2, tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize("clock", ["9:05", "09:05", "9:05:30", "09:05:30"])
+def test_an_hour_may_have_one_digit(clock: str) -> None:
+    seconds = 30 * (clock.count(":") == 2)
+    found = _moment(f"1/2/2024 {clock}", "day-first")
+    assert found == datetime(2024, 2, 1, 9, 5, seconds, tzinfo=UTC).timestamp()
