@@ -22,6 +22,7 @@ from scipy import sparse
 from summing_nodes import SESSION, Nodes
 
 from fedkern_flwr.clients import GramClient
+from fedkern_flwr.clients.secure_gram import liked_items
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.gram import matrix as gram
@@ -102,6 +103,7 @@ def test_duplicates_and_zeros_stored_in_a_sparse_table() -> None:
     assert x.nnz == 4  # the caller's table is left alone
     stored = sparse.csr_array((np.array([0.0, 2.0]), np.array([0, 1]), [0, 2]), (1, 2))
     assert gram.count_values(stored, 2).nnz == 1
+    assert liked_items(stored, 0).tolist() == [1]  # a stored zero is no rating
     assert stored.nnz == 2
 
 

@@ -33,13 +33,14 @@ def test_coordinates_change_neither_outputs_nor_penalties(standardised: bool) ->
 
 
 def test_constant_columns_and_the_identity() -> None:
-    x = np.column_stack([np.full(9, 1e6), np.zeros(9), np.arange(9.0)])
+    # the variance of 0.1 and 1/3 is no exact 0
+    x = np.column_stack([np.full((9, 4), [1e6, 0.0, 0.1, 1 / 3]), np.arange(9.0)])
     own = fit(x)
-    np.testing.assert_array_equal(own.deviation[:2], 1.0)
-    np.testing.assert_allclose(own.rows(x)[:, :2], 0.0)
-    same = consensus.Coordinates.identity(3)
+    np.testing.assert_array_equal(own.deviation[:4], 1.0)
+    np.testing.assert_allclose(own.rows(x)[:, :4], 0.0, atol=1e-15)
+    same = consensus.Coordinates.identity(5)
     np.testing.assert_array_equal(same.rows(x)[:, :-1], x)
-    np.testing.assert_array_equal(same.ridge(), [1.0, 1.0, 1.0, 0.0])
+    np.testing.assert_array_equal(same.ridge(), [1.0] * 5 + [0.0])
 
 
 def test_centers_are_minima() -> None:

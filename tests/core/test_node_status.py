@@ -367,3 +367,17 @@ def test_figures_without_a_ledger_are_in_the_format_of_prometheus(tmp_path: Path
         assert found[f"fedkern_node_{name}"] == value
     assert not {name for name in found if "refusals" in name or "evaluations" in name}
     assert [path.name for path in file.parent.iterdir()] == ["node.prom"]
+
+
+def test_the_age_of_a_message_is_counted_from_its_first_part(monkeypatch: Any) -> None:
+    report = NodeReport(LINK, {}, None)
+    times = iter(f"2026-01-01T00:00:0{k}+00:00" for k in range(9))
+    monkeypatch.setattr(f"{NodeReport.__module__}.utc_now", lambda: next(times))
+    report.comes("7")
+    first = report.status.message_since
+    report.comes("7")
+    assert report.status.message_since == first != ""
+    report.done()
+    assert report.status.message_since == ""
+    report.comes("8")
+    assert report.status.message_since > first

@@ -339,6 +339,18 @@ def test_equal_scores_go_to_the_smoother_model_and_noise_is_not_learned_by_heart
     assert max(fit("square", phases, y, classes=2, seed=0).scores.values()) < 0.65
 
 
+@pytest.mark.parametrize("loss", ["square", "smooth-hinge"])
+def test_scores_weigh_the_rows(loss: Loss) -> None:
+    """Wrong labels of rows that hardly count lower no score."""
+    phases, y = rings(300)
+    wrong = np.arange(300) % 3 == 0
+    weights = np.where(wrong, 1e-9, 1.0)
+    labels = np.where(wrong[:, None], -y, y)
+    chosen = fit(loss, phases, labels, classes=2, seed=0, weights=weights)
+    assert max(chosen.scores.values()) > 0.9
+    assert max(fit(loss, phases, labels, classes=2, seed=0).scores.values()) < 0.75
+
+
 def test_regression_scores_are_root_mean_squared_errors() -> None:
     rng = np.random.default_rng(0)
     x = rng.random((400, 2))

@@ -839,3 +839,21 @@ def test_among_other_parties_noise_is_another_whatever_the_server_calls_them() -
     ]
     assert keys[0] == keys[1]
     assert len(set(keys)) == 4
+
+
+def test_who_forged_a_share_is_named_by_its_number() -> None:
+    """Also in a cohort whose numbers have gaps."""
+    run = Run((3, 5, 8, 13), threshold=3)
+    run.join()
+    running = run.filled(2)
+    requests = run.server.unmask_sections([running])
+    for p in requests:
+        party = run.party(p)
+        reply = party.unmask(run.unmask_request(running, p))
+        run.keep(party)
+        if p == 8:
+            reply = replace(reply, shares=flip(reply.shares, 0))
+        run.take(p, reply)
+    running.open()
+    assert running.forgers == [8]
+    assert run.result(running).tolist() == [29, 29]
