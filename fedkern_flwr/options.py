@@ -193,6 +193,16 @@ def at_least(name: str, value: float, least: float) -> None:
         )
 
 
+def within(name: str, value: float, interval: str) -> None:
+    """Refuse a value outside an interval, such as ``"[0, 1)"``."""
+    low, high = map(float, interval[1:-1].split(","))
+    ends = [end for end, mark in ((low, "["), (high, "]")) if mark in interval]
+    if not (low < value < high or value in ends):
+        raise OptionError(
+            f"{name} is {value}", remedy=f"use a number in {interval}", code="FK-OPTION-RANGE"
+        )
+
+
 def check_memory(name: str, value: float, numbers: float) -> None:
     """Refuse an option if its arrays (``numbers`` of float64) exceed this machine's memory."""
     needed, there = 8.0 * numbers, memory()

@@ -13,6 +13,7 @@ from typing import Any
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 from fedkern_flwr.guard.policy import NodePolicy, toml
+from fedkern_flwr.options import at_least
 from fedkern_flwr.reporting import ended_by_signals
 
 from ..deployment.local import CONNECTION, LocalDeployment, ended
@@ -39,7 +40,7 @@ from .run import (
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
 _OF_SIMULATIONS = {"engine", "ray_address", "explain_columns", "check_pooled", "track", "drop"}
-_OF_SIMULATIONS |= {"runs", "resplit", "hindsight", "delay"}
+_OF_SIMULATIONS |= {"runs", "resplit", "delay"}
 _ENGINE, _SERVER_LOG = "deployment", "server.log"
 _WRITTEN = ("predictions", "recommendations")  # files that nodes write
 _LONGEST = 7 * 86400.0  # seconds of a run; its own time-outs end it before
@@ -140,11 +141,8 @@ def _config(own: Family[Any, Any, Any], name: str, values: dict[str, Any]) -> di
             remedy="add --nodes N, or the file of each party with --party",
             code="FK-COMMAND-MISSING",
         )
-    elif values["nodes"] < 2:
-        raise OptionError(
-            f"nodes is {values['nodes']}", remedy="use at least 2", code="FK-OPTION-RANGE"
-        )
     else:
+        at_least("nodes", values["nodes"], 2)
         every = {**defaults, **values, **own.deal_nodes(values, values["nodes"])}
     if "secure" in own.run_options:
         every["secure"] = "secure" not in method(name).fixed

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.flower_compat import CLIENT_RAISED, NODE_UNAVAILABLE, stamp_message
+from fedkern_flwr.options import within
 from fedkern_flwr.seeding import uniform
 
 from .wrapper import GridWrapper
@@ -74,12 +75,7 @@ class DropOut:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.fraction < 1.0:
-            raise OptionError(
-                f"drop is {self.fraction}",
-                remedy="use a fraction in [0, 1)",
-                code="FK-OPTION-RANGE",
-            )
+        within("drop", self.fraction, "[0, 1)")
 
     def __call__(self, delivery: Delivery) -> Fault | None:
         """Decide whether the client vanishes."""

@@ -11,8 +11,7 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedkern_flwr.errors import OptionError
-from fedkern_flwr.options import check_choice
+from fedkern_flwr.options import at_least, check_choice
 from fedkern_flwr.progress import Listener, listening
 
 from .audit import Audit, AuditingGrid
@@ -133,10 +132,7 @@ def simulate_all(
     """
     check_choice("engine", engine, get_args(Engine))
     check_ray_address(engine, ray_address)
-    if num_clients < 1:
-        raise OptionError(
-            f"clients is {num_clients}", remedy="use at least 1", code="FK-OPTION-RANGE"
-        )
+    at_least("clients", num_clients, 1)
 
     def drive(grid: Grid) -> None:
         grid = ReportingGrid(grid)

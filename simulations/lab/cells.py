@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
@@ -201,7 +200,6 @@ def run_alike(
                 "notes": plain_notes(prepared.notes),
                 "columns": [one._asdict() for one in prepared.explain()],
                 "first_table": prepared.first_table(),
-                "peak_memory": _peak_memory(),
             },
         )
 
@@ -226,16 +224,6 @@ def run_alike(
     for entry in entries:
         if entry.reference is not None:
             keep(entry)
-
-
-def _peak_memory() -> int:
-    """Return the peak memory of this process in bytes; 0 where it is not known."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @lru_cache(maxsize=1)

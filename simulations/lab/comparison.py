@@ -10,11 +10,12 @@ import numpy as np
 from scipy.stats import wilcoxon
 
 from ..engines import Engine
-from ..methods.common import SCORED_COLUMNS, Column
 from ..methods.references import ALONE, FED_AVG, TWO_TREES, summarise_reference
 from ..methods.registry import family_with
 from ..run.entries import Entry, draw_label
+from ..run.format import figure
 from .cells import Cell, Record
+from .columns import SCORED, Column
 from .references import references_of
 from .sections import Preset, Section
 
@@ -233,10 +234,10 @@ def columns_of(comparison: Comparison, *, wide: bool = False) -> dict[str, Colum
             continue
         found[name] = column
         if wide and name in ("accuracy", "accuracies") and "test_auc" in known:
-            found |= SCORED_COLUMNS
+            found |= {other: section.column(other) for other in SCORED}
 
     def has_cells(name: str) -> bool:
-        cells = (cell for summary in summaries for cell in found[name].cells(summary))
+        cells = (cell for summary in summaries for cell in found[name].written(summary))
         return name in paper or any(cell not in ("-", "") for cell in cells)
 
     first, *others = found
@@ -257,8 +258,8 @@ def table_rows(comparison: Comparison, *, wide: bool = False) -> list[list[str]]
     for label, summary in comparison.summaries.items():
         row = [label]
         for name, column in columns_of(comparison, wide=wide).items():
-            row += column.cells(summary)
-            row += [column.paper(paper[name].get(label))] if name in paper else []
+            row += column.written(summary)
+            row += [figure(paper[name].get(label), column.paper)] if name in paper else []
         rows.append(row)
     return rows
 
@@ -266,9 +267,9 @@ def table_rows(comparison: Comparison, *, wide: bool = False) -> list[list[str]]
 def best_cells(comparison: Comparison) -> frozenset[tuple[int, int]]:
     """Return (row, column) of the best figure of the table's first column."""
     section = comparison.section
-    rank = section.column(section.columns[0]).rank
-    if rank is None:
+    column = section.column(section.columns[0])
+    if not column.rank:
         return frozenset()
-    values = [rank(summary) for summary in comparison.summaries.values()]
+    values = [column.best(summary) for summary in comparison.summaries.values()]
     best = min((value for value in values if value is not None), default=None)
     return frozenset((row, 1) for row, value in enumerate(values) if value == best is not None)

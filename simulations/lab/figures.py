@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..methods.hybrid import ATTACKS
 from ..methods.pooled import error_of
 from ..run import drawing, plots
 from ..run.entries import Entry
 from ..run.report import FigureBlock
+from .columns import reconstruction_columns
 from .comparison import Comparison
-from .error_plots import plot_error_boxes, plot_error_panels
 
 Styles = Mapping[str, drawing.Style]
 #: Called with the comparison, the path without its end ``-NAME.png``, and the entries' styles.
@@ -63,11 +62,8 @@ _DRAWN: dict[str, tuple[str, Value]] = {
     "regret": ("mean regret per client (squared error)", _metric("regret_mean")),
     "seconds": ("seconds", lambda result: float(result["seconds"])),
     **{
-        f"reconstruction_{name}": (
-            f"relative error of squared distances, {text}",
-            _metric(f"reconstruction_{name}"),
-        )
-        for name, text in ATTACKS.items()
+        name: (f"relative error of squared distances, {text}", _metric(name))
+        for name, text in reconstruction_columns().items()
     },
 }
 #: Property of data sets -> axis label, and its value.
@@ -211,7 +207,7 @@ def _errors_of_all(
 ) -> FigureBlock:
     """Draw the test error of each method over its cost so far, a panel per data set."""
     (text, unit, _), words = _unit(comparisons[0]), _COSTS[cost][0]
-    path = plot_error_panels(
+    path = plots.plot_panels(
         {one.dataset: _error_curves(one, cost) for one in comparisons},
         _file(stem, name),
         ylabel=f"{text} ({unit})",
@@ -232,7 +228,7 @@ def _errors_over(
 def _errors_box(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
     """Draw test errors of the runs of each method."""
     name, (text, unit, scale) = comparison.dataset, _unit(comparison)
-    path = plot_error_boxes(
+    path = plots.plot_boxes(
         {
             entry.label: [scale * _final_error(result) for result in entry.results]
             for entry in comparison.entries

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ..methods.common import COSTS, scientific
 from ..methods.references import ALONE
 from ..run.format import size
 from ..run.report import Block, TableBlock
+from .columns import seen_plainly
 from .comparison import Comparison, pooled_labels
 
 #: Lead of a pooled model that the verdict mentions: accuracy, and share of the RMSE.
@@ -31,19 +31,18 @@ def verdict(comparison: Comparison) -> str:
     """
     section, summaries = comparison.section, comparison.summaries
     references = set(pooled_labels(comparison.entries))
-    ranked = [name for name in section.columns if section.column(name).rank is not None]
+    ranked = [name for name in section.columns if section.column(name).rank]
     if not ranked:
         return ""
     column = section.column(ranked[0])
 
     def best_of(labels: list[str]) -> str:
-        assert column.rank is not None
-        values = {label: column.rank(summaries[label]) for label in labels}
+        values = {label: column.best(summaries[label]) for label in labels}
         found = {label: value for label, value in values.items() if value is not None}
         return min(found, key=lambda label: found[label], default="")
 
     def figure(label: str) -> str:
-        return column.cells(summaries[label])[0]
+        return column.written(summaries[label])[0]
 
     alone = [
         one.label
@@ -72,7 +71,7 @@ def verdict(comparison: Comparison) -> str:
     if beside:
         second = f"Beside it: {'; '.join(beside)}"
     elif difference is not None:
-        second = f"It differs from itself on the pooled data by at most {scientific(difference)}"
+        second = f"It differs from itself on the pooled data by at most {difference:.1e}"
     else:
         second = "No model of the pooled data or of a single party was computed beside it"
     return f"{first}. {second}. {_seen(summaries[best])}."
@@ -93,7 +92,7 @@ def _behind(best: Mapping[str, Any], pooled: Mapping[str, Any]) -> str:
 
 def _seen(summary: Mapping[str, Any]) -> str:
     """Write what the server saw of a run, the most important first."""
-    (plain,) = COSTS["plain"].cells(summary)
+    plain = seen_plainly(summary)
     most = next(iter(summary["privacy"].get("server_sees", ())), "nothing")
     single = f"; {plain} came from single parties in plain" if plain not in ("-", "0 B") else ""
     return f"Its server saw {most}{single}"
@@ -176,11 +175,9 @@ def paper_figures(comparison: Comparison) -> list[PaperFigure]:
     section, found = comparison.section, []
     for name, figures in section.paper.get(comparison.dataset, {}).items():
         column = section.column(name)
-        if column.values is None:
-            continue
         for label, paper in figures.items():
             if label in comparison.summaries:
-                values = column.values(comparison.summaries[label])
+                values = column.drawn(comparison.summaries[label])
                 ours, spread, nearest = _reduce(values, paper)
                 found.append(
                     PaperFigure(
@@ -190,7 +187,7 @@ def paper_figures(comparison: Comparison) -> list[PaperFigure]:
                         ours,
                         spread,
                         paper,
-                        len(column.paper(paper).partition(".")[2]),
+                        column.paper,
                         None if ours is None else (ours > paper) == column.higher_is_better,
                         nearest,
                     )

@@ -14,11 +14,10 @@ from fedkern_flwr.errors import TableError
 
 from ..engines import Engine
 from ..methods.base import Family
-from ..methods.common import Column
 from ..methods.registry import family_with
 from ..run.data import Settings
 from ..run.datasets import spelled
-from .own_columns import OWN_COLUMNS
+from .columns import Column, columns_of
 
 DATA_FOLDER = "FEDKERN_DATA"
 
@@ -73,7 +72,7 @@ class Section:
 
     def column(self, name: str) -> Column:
         """Return a column by its name."""
-        return OWN_COLUMNS.get(name) or self.family.columns[name]
+        return columns_of(self.family)[name]
 
     @property
     def check_pooled(self) -> bool:

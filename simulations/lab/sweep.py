@@ -1,20 +1,18 @@
 """Compute many cells: one after the other in this process, or in parallel as Ray tasks.
 
-Ray starts a task where a processor and the requested memory are free, on this machine or on a
-cluster. The memory of a cell is measured on the first of its kind; the others wait for it.
+Ray starts a task where a processor is free, on this machine or on a cluster.
 """
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fedkern_flwr.errors import EngineError, FedKernError, OptionError
+from fedkern_flwr.errors import EngineError, FedKernError
+from fedkern_flwr.options import at_least
 from fedkern_flwr.threads import processors
 
 from ..engines.ray import connected
@@ -28,8 +26,6 @@ Done = Callable[[Cell, Record], None]
 Progress = Callable[[Cell, int, int], None]
 
 _WORTH_WORKERS = 12  # with fewer cells, starting workers takes longer than it saves
-_FIRST_MEMORY = 1 << 30  # bytes that the first cell of a kind requests
-_MARGIN = 1.2  # times the measured memory, for the others
 
 
 class CellFailed(Exception):
@@ -83,8 +79,7 @@ def sweep(
     CellFailed
         The first one, after ``done`` for each cell that finished before.
     """
-    if jobs < 1:
-        raise OptionError(f"jobs is {jobs}", remedy="use at least 1", code="FK-OPTION-RANGE")
+    at_least("jobs", jobs, 1)
     together = [cell for cell in cells if cell.engine == "in-process"]
     rest = [cell for cell in cells if cell.engine != "in-process"]
     if ray_address is None and jobs == 1:
@@ -128,25 +123,9 @@ def _alike(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
 
 
 def _run_tasks(ray: Any, cells: Sequence[Cell], done: Done) -> None:
-    """Run cells as Ray tasks, the first of each kind before the others of its kind."""
-    task = ray.remote(_compute)
-    first = ray.remote(max_calls=1)(
-        _compute
-    )  # in a new process, of which the peak memory is the cell's
-    largest = max(node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"])
-    waiting: dict[str, list[Cell]] = defaultdict(list)
-    for cell in cells:
-        waiting[_kind(cell)].append(cell)
-    running: dict[Any, Cell] = {}
-
-    def submit(cell: Cell, memory: float) -> None:
-        options = (first if memory == _FIRST_MEMORY else task).options(
-            num_cpus=1, max_retries=1, memory=int(min(memory, largest))
-        )
-        running[options.remote(cell, cell.key)] = cell
-
-    for group in waiting.values():
-        submit(group.pop(0), _FIRST_MEMORY)
+    """Run cells as Ray tasks; Ray itself repeats those that memory is too short for."""
+    task = ray.remote(_compute).options(num_cpus=1, max_retries=1)
+    running = {task.remote(cell, cell.key): cell for cell in cells}
     while running:  # Ray ends the tasks of a driver that exits
         ready, _ = ray.wait(list(running), num_returns=1)
         cell = running.pop(ready[0])
@@ -155,8 +134,6 @@ def _run_tasks(ray: Any, cells: Sequence[Cell], done: Done) -> None:
         except FedKernError as error:
             raise CellFailed(cell, error) from error
         done(cell, record)
-        for other in waiting.pop(_kind(cell), ()):
-            submit(other, _MARGIN * record["peak_memory"])
 
 
 def _compute(cell: Cell, key: str) -> Record:
@@ -193,9 +170,3 @@ def _get(ray: Any, reference: Any) -> Record:
             code="FK-ENGINE-ACTOR",
         ) from None
     return record
-
-
-def _kind(cell: Cell) -> str:
-    """Return a key that cells of the same size share."""
-    settings = {**asdict(cell.settings), "seed": None}
-    return json.dumps([cell.method, dict(cell.options), settings], sort_keys=True, default=str)

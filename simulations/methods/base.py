@@ -15,7 +15,7 @@ from fedkern_flwr.encoding.encoder import KeptEncoder
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.fitted import FittedModel, load_model
 from fedkern_flwr.method import Method
-from fedkern_flwr.options import at_least
+from fedkern_flwr.options import at_least, within
 from fedkern_flwr.secure_sum import check_cohort
 
 from ..engines import DropOut
@@ -24,9 +24,8 @@ from ..run.data import Prepared, Settings, TableSettings, check_public, deal_fil
 from ..run.entries import Entry, average, check_seed
 from ..run.options import Option, of_fields, of_settings, options
 from .common import (
-    Column,
+    SHOWN,
     RunOptions,
-    Shown,
     budget_rows,
     cost_rows,
     exposed_rows,
@@ -101,10 +100,6 @@ class Family(ABC, Generic[M, S, P]):
         Further parameters that the configuration keeps.
     checked : tuple of str
         Metrics of the comparison with a pooled model (``--check-pooled``).
-    columns : dict
-        Columns of comparisons, by name.
-    shown : tuple of Shown
-        Metrics in the table of a run.
     reading : tuple of str
         Notes on how to read a comparison.
     app : str
@@ -133,8 +128,6 @@ class Family(ABC, Generic[M, S, P]):
     always_secure: ClassVar[str] = ""
     run_options: ClassVar[tuple[str, ...]] = ()
     checked: ClassVar[tuple[str, ...]] = ()
-    columns: ClassVar[Mapping[str, Column]]
-    shown: ClassVar[Sequence[Shown]] = ()
     reading: ClassVar[tuple[str, ...]] = ()
     app: ClassVar[str] = ""
     deployable: ClassVar[tuple[str, ...]] = ()
@@ -229,12 +222,7 @@ class Family(ABC, Generic[M, S, P]):
         if not config.get("secure", True):
             _refuse_options_of_sums(strategy, config["options"])
         check_seed(config["seed"], config["runs"])
-        if config["timeout"] <= 0:
-            raise OptionError(
-                f"timeout is {config['timeout']}",
-                remedy="use a positive number",
-                code="FK-OPTION-RANGE",
-            )
+        within("timeout", config["timeout"], "(0, inf)")
         DropOut(config["drop"])
         at_least("runs", config["runs"], 1)
         self.strategy(config)
@@ -384,7 +372,7 @@ class Family(ABC, Generic[M, S, P]):
         level = config.get("level", config.get("options", {}).get("level", 0.9))
         return [
             [name, mark * shown.metric.startswith("test_") + value]
-            for shown in self.shown
+            for shown in SHOWN
             for name, value in shown.rows(result["metrics"], level)
         ]
 

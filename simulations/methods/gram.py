@@ -14,6 +14,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.gram.matrix import count_values
 from fedkern_flwr.gram.messages import disjoint_cohorts
 from fedkern_flwr.interactions import is_interactions
+from fedkern_flwr.options import within
 from fedkern_flwr.secure_sum import check_cohort
 from fedkern_flwr.tables.table import Table, how_many
 from fedkern_flwr.vertical.parties import MissingRows
@@ -24,7 +25,6 @@ from ..run.datasets import BUILTIN_INTERACTIONS
 from ..run.format import figure
 from ..run.options import of_fields
 from ..run.party_files import PartyFiles
-from . import common
 from .base import Config, Family, Kept, P, S, check_rounds
 from .base import rows_of as rows_of_table
 from .dealt_data import DealtData, DealtTable
@@ -191,23 +191,6 @@ def prepare_gram(settings: GramSettings) -> RatingData | InstanceData:
 
 G = TypeVar("G", bound=SecureGram)
 COLUMNS_READ = ("user", "item", "rating")  # of a file of users to recommend to
-_COLUMNS = {
-    "accuracy": common.accuracy(4),
-    "rmse": common.rmse(4),
-    "error": common.metric(
-        "error of K",
-        "max_abs_error",
-        reading="Error of K: max. difference of an entry of the Gram matrix from that of pooled "
-        "data; counts are exact, features are rounded.",
-        pooled=True,
-    ),
-    "difference": common.to_pooled(
-        "To pooled: max. difference of an output of the machine that the coordinator trains on "
-        "the kernel from that of the same machine on pooled, rounded features."
-    ),
-    "items": common.metric("items", "items", 0),
-    **common.COSTS,
-}
 
 
 class MatrixFamily(Family[G, S, P]):
@@ -284,31 +267,15 @@ class GramFamily(MatrixFamily[SecureGram, GramSettings, RatingData | InstanceDat
     settings, makes = GramSettings, staticmethod(prepare_gram)
     run_options = ("learner", "cost", "class_weight", "level")
     checked = ("centralised_difference", "max_abs_error")
-    columns = _COLUMNS
     usual = "clients kernel min_support learner"
-    shown = (
-        *common.JUDGED,
-        common.Shown("gamma", "gamma", common.short),
-        common.Shown("cost", "C, or lambda", common.short),
-        common.DIFFERENCE,
-        common.Shown("max_abs_error", "max. error of K", common.scientific),
-        common.Shown("error_bound", "  bound of rounding errors", common.scientific, zero=False),
-    )
     own_options = of_fields(MachineOptions)
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
         super().check(config)
-        if config["cost"] is not None and not 0.0 < config["cost"] < np.inf:
-            raise OptionError(
-                f"cost is {config['cost']}", remedy="use a positive number", code="FK-OPTION-RANGE"
-            )
-        if not 0.0 < config["level"] < 1.0:
-            raise OptionError(
-                f"level is {config['level']}",
-                remedy="use a number between 0 and 1",
-                code="FK-OPTION-RANGE",
-            )
+        if config["cost"] is not None:
+            within("cost", config["cost"], "(0, inf)")
+        within("level", config["level"], "(0, 1)")
 
     def check_data(self, config: Config, prepared: RatingData | InstanceData) -> None:
         """Refuse options that cannot work with the data.

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.gram.matrix import count_values, quantise
 from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.judging.judges import FIND_RARE
 from fedkern_flwr.labels import balanced_weights, class_counts, decide, encode_classes
 from fedkern_flwr.nodes import logger
-from fedkern_flwr.options import check_choice
+from fedkern_flwr.options import check_choice, within
 from fedkern_flwr.progress import part as time_of
 from fedkern_flwr.progress import progress
 from fedkern_flwr.reporting import whether_converged
@@ -209,8 +208,8 @@ def choose_machine(
         Weights of the instances.
     """
     check_choice("learner", learner, get_args(Learner))
-    if cost is not None and not 0.0 < cost < np.inf:
-        raise OptionError(f"cost is {cost}", remedy="use a positive number", code="FK-OPTION-RANGE")
+    if cost is not None:
+        within("cost", cost, "(0, inf)")
     kernels, wide = [kernel], kernel.name == "rbf" and gamma is None
     if wide:
         spread = float(np.trace(gram) / len(gram) - gram.mean()) or 1.0

@@ -25,12 +25,10 @@ from fedkern_flwr.vertical.parties import MissingRows
 from ...clients import SVMClient
 from ...strategies import HierarchicalSVM, Method
 from ..engines.faults import DelayLaw, GroupDelays, Plan
-from ..run.format import figure
 from ..run.options import METHOD, Option
 from ..run.party_files import PartyFiles
 from ..run.random_labels import RANDOM_LABELS, random_labels
 from ..run.splits import Split, split_rows
-from . import common
 from .base import (
     Config,
     Family,
@@ -373,60 +371,6 @@ def deal_rows(
     return holder
 
 
-def _of_converged(name: str) -> Callable[[Mapping[str, Any]], list[float | None]]:
-    """Return a reader of a metric of the runs that converged."""
-
-    def values(summary: Mapping[str, Any]) -> list[float | None]:
-        draws = summary["draws"]
-        ended = draws.get("converged", [True] * len(draws[name]))
-        return [v if done else None for v, done in zip(draws[name], ended, strict=True)]
-
-    return values
-
-
-_COLUMNS = {
-    "accuracy": common.accuracy(4, paper=4),
-    "rmse": common.rmse(4),
-    "objective": common.metric("objective", "objective", 3),
-    "gap": common.to_pooled(
-        "To pooled: objective of the model on all rows, relative to the optimum of pooled data, "
-        "less 1.",
-        "objective_gap",
-    ),
-    "iterations": common.metric(
-        "iterations",
-        "iterations",
-        1,
-        rank=lambda s: s["metrics"].get("iterations"),
-        paper=0,
-        values=_of_converged("iterations"),
-        reading="Iterations: those of the slowest group.",
-    ),
-    "close": common.metric(
-        "iterations to 1e-3",
-        "iterations_to_pooled",
-        1,
-        reading="Iterations to 1e-3: until the objective is within 0.1 % of the pooled optimum.",
-        pooled=True,
-    ),
-    "time": common.Column(
-        ("seconds",),
-        lambda s: [figure(s["seconds"], 2)],
-        paper=common.digits(0),
-        values=_of_converged("seconds"),
-    ),
-    "kilobytes": common.metric(
-        "KB up per user",
-        "kilobytes_per_user",
-        1,
-        paper=0,
-        values=_of_converged("kilobytes_per_user"),
-        reading="KB up per user: arrays that all nodes sent, divided by the number of users.",
-    ),
-    **common.COSTS,
-}
-
-
 class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, HierarchicalData]):
     """HierarchicalSVM."""
 
@@ -435,22 +379,7 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
     checked = ("centralised_objective", "objective_gap")
     app, deployable, nodes = "hierarchical_svm", ("hierarchical-svm",), 8
     dealt_by_nodes = ("users",)
-    columns = _COLUMNS
     usual = "users groups partition model C class_weight"
-    shown = (
-        common.Shown("test_accuracy", "accuracy on held-out rows"),
-        common.MOST_FREQUENT,
-        common.Shown("centralised_test_accuracy", _OPTIMUM),
-        *common.SCORED,
-        common.Shown("test_rmse", "RMSE on held-out rows (unit of the label)"),
-        common.Shown("centralised_test_rmse", _OPTIMUM),
-        *common.ERRORS,
-        common.Shown("objective", "objective"),
-        common.Shown("centralised_objective", _OPTIMUM),
-        common.Shown("objective_gap", "  relative difference", common.scientific),
-        common.ITERATIONS,
-        common.Shown("groups_left_out", "groups left out", 0, zero=False),
-    )
     data = "breast-cancer"
     own_options = (
         Option("step_sizes", str | None, None, "rho of each group, separated by commas.", METHOD),

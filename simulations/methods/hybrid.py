@@ -22,12 +22,10 @@ from ...clients import HybridKernelClient
 from ...clients.fed_cg_kernel import RunState
 from ...strategies import FedCG
 from ..run.data import hold_out
-from ..run.entries import Entry, mean
-from ..run.format import figure
+from ..run.entries import Entry
 from ..run.party_files import PartyFiles
 from ..run.splits import Split, split_rows
 from ..run.toy import three_hospitals
-from . import common
 from .base import Config, Family, Kept, chosen, plot_curves, points_of, rows_of
 from .dealt_data import DealtData, DealtTable, alignment_key
 from .hybrid_oracle import centralised_difference
@@ -298,43 +296,6 @@ def _deal_rows(
 
 
 #: Attacks of the paper's Figure 8 and the two closed forms: name -> how tables call them.
-ATTACKS = {
-    "alternating-descent": "alternating descent",
-    "rank-alternation": "rank alternation",
-    "soft-impute": "soft-impute",
-    "svd": "closed form",
-    "trilateration": "trilateration",
-}
-
-
-def _stop_epoch(tolerance: str) -> common.Column:
-    """Make a column: first iteration with sum(r^2) below the tolerance of the paper."""
-
-    def epochs(summary: Mapping[str, Any]) -> list[float | None]:
-        found: list[float | None] = []
-        for run in summary.get("squared_residuals", []):
-            below = np.flatnonzero(np.asarray(run) < float(tolerance))
-            found.append(None if len(run) < 2 or not len(below) else float(below[0]) + 1.0)
-        return found
-
-    def cells(summary: Mapping[str, Any]) -> list[str]:
-        return [figure(mean(epochs(summary)), 1)]
-
-    return common.Column(
-        (f"epochs to {tolerance}",),
-        cells,
-        paper=lambda value: figure(value, 1),
-        values=epochs,
-        reading="Epochs to: first iteration at which the sum of squared residuals is below the "
-        "paper's tolerance.",
-    )
-
-
-def _reconstruction(summary: Mapping[str, Any]) -> list[str]:
-    found = summary["metrics"]
-    return [common.scientific(found.get(f"reconstruction_{name}")) for name in ATTACKS]
-
-
 def _server_saw(config: Mapping[str, Any]) -> str:
     """Return what the server saw, in a few words."""
     if config["hospitals"] == 1:
@@ -351,35 +312,6 @@ def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
     return [[text, str(count)] for text, count in found if count]
 
 
-_COLUMNS = {
-    "accuracy": common.accuracy(3),
-    "rmse": common.rmse(3),
-    "recall": common.metric(
-        "recall",
-        "test_recall",
-        3,
-        paper=2,
-        higher_is_better=True,
-        reading="Recall, precision: of held-out rows, mean over the runs.",
-    ),
-    "precision": common.metric("precision", "test_precision", 3, paper=2, higher_is_better=True),
-    "iterations": common.metric(
-        "iterations",
-        "iterations",
-        1,
-        reading="Iterations: of conjugate gradients, 0 where the normal equations were solved.",
-    ),
-    **{f"stop epoch {t}": _stop_epoch(t) for t in ("1e-3", "1e-4", "1e-6")},
-    "residual": common.metric("residual", "residual"),
-    "difference": common.to_pooled(
-        "To pooled: max. difference of a prediction from that of the pooled solution in "
-        "float64, where the labels of a regression are scaled to [-1, 1]."
-    ),
-    "reconstruction": common.Column(tuple(ATTACKS.values()), _reconstruction),
-    **common.COSTS,
-}
-
-
 class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
     """FedCG."""
 
@@ -389,16 +321,7 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
     checked = ("centralised_difference",)
     app, deployable = "fed_cg", ("fed-cg",)
     dealt_by_nodes = ("centres",)
-    columns = _COLUMNS
     usual = "hospitals centres landmarks gamma regularization tune"
-    shown = (
-        *common.JUDGED,
-        common.DIFFERENCE,
-        replace(common.ITERATIONS, zero=False),  # a system that is solved directly has none
-        common.Shown(
-            "residual", "relative residual", common.scientific, only=lambda m: m.get("iterations")
-        ),
-    )
     data = "breast-cancer"
     always_secure = "columns of a kernel show the rows of a hospital"
 

@@ -20,41 +20,9 @@ from ..run.entries import Entry, average, mean
 from ..run.format import figure, milli
 from ..run.options import of_fields
 from .base import Config, Family, Kept
-from .common import COSTS, Column, drawn
 from .new_rows import Parts
 from .online_data import DataSettings, Streams, prepare
-from .online_fitted import server_regret, whole_model
-
-_COLUMNS = {
-    "mse": Column(
-        ("MSE (10⁻³)",),
-        lambda s: [milli(s["metrics"]["mse"])],
-        rank=lambda s: s["metrics"]["mse"],
-        values=drawn("mse", 1e-3),
-        reading="MSE: squared error of the predictions, each made before the label was known; mean "
-        "over clients, samples and runs. Labels are scaled to [0, 1].",
-    ),
-    "mse_std": Column(
-        ("std (runs)",),
-        lambda s: [milli(s["metrics"]["mse_std"])],
-        values=lambda s: [s["metrics"]["mse_std"] / 1e-3] if len(s["draws"]["mse"]) > 1 else [None],
-    ),
-    "regret": Column(
-        ("regret",),
-        lambda s: [figure(s["metrics"]["regret_mean"])],
-        rank=lambda s: s["metrics"]["regret_mean"],
-        values=drawn("regret_mean"),
-        reading="Regret: a client's summed squared error above that of its best kernel in "
-        "hindsight; mean and standard deviation over clients. PerFedAvg has no kernels and "
-        "therefore no regret.",
-    ),
-    "regret_std": Column(
-        ("std (clients)",),
-        lambda s: [figure(s["metrics"]["regret_std"])],
-        values=drawn("regret_std"),
-    ),
-    **COSTS,
-}
+from .online_fitted import whole_model
 
 
 @dataclass(frozen=True)
@@ -63,13 +31,10 @@ class OnlineOptions:
 
     Attributes
     ----------
-    hindsight : bool
-        Also the regret of the server against the best kernel (pools data).
     secure : bool
         Secure sums: the server sees sums over clients only.
     """
 
-    hindsight: bool = False
     secure: bool = False
 
 
@@ -87,10 +52,9 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
         strategies.LocalOnly,
     )
     settings, makes = DataSettings, staticmethod(prepare)
-    run_options = ("secure", "hindsight")
+    run_options = ("secure",)
     app, deployable = "pof_mkl", ("pof-mkl", "pof-rls")
     deployed_defaults = {"samples_per_round": 50, "checkpoint_every": 2}  # noqa: RUF012
-    columns = _COLUMNS
     usual = "clients split kernels_per_round features step_size samples_per_round"
     data = "nyc-weather"
     own_options = of_fields(OnlineOptions)
@@ -120,8 +84,6 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
             if metrics.get("converged", True):  # else it has been said
                 text = "the error is no smaller than that of the mean of all labels"
                 found |= whether_converged(False, text, strategy.advice)
-        if config.get("hindsight"):
-            found["server_regret"] = server_regret(strategy, prepared)
         return found
 
     def whole_model(self, strategy: OnlineStrategy, prepared: Streams, kept: Kept) -> Parts:
@@ -176,8 +138,6 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
         if "regret_to_bound" in metrics:
             share = f"{100 * metrics['regret_to_bound']:.1f} %"
             rows.append(["  largest share of Theorem 1's bound", share])
-        if metrics.get("server_regret") is not None:
-            rows.append(["server's regret", figure(metrics["server_regret"], 1)])
         return rows
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:

@@ -9,7 +9,6 @@ import numpy as np
 
 from fedkern_flwr.checkpoint import run_folder
 from fedkern_flwr.clients.pof_mkl_samples import StreamAccount
-from fedkern_flwr.kernels.random_features import FeatureMap
 from fedkern_flwr.online import network
 from fedkern_flwr.online.learning import current_weights
 
@@ -102,52 +101,3 @@ def _accounts(
         files = folder.glob(f"partition-{partition}-round-*.state")
         last = max(files, key=lambda file: int(file.stem.rsplit("-", 1)[1]), default=None)
         yield state() if last is None else state.unpack(last.read_bytes())
-
-
-def server_regret(strategy: OnlineStrategy, prepared: Streams) -> float | None:
-    """Return the squared error of all predictions minus that of the best kernel (eq. 12).
-
-    The best kernel is the one with the best ridge fit on the rows of all clients.
-
-    Parameters
-    ----------
-    strategy : OnlineStrategy
-        After its run.
-    prepared : Streams
-        Data of the run.
-
-    Returns
-    -------
-    float or None
-        None for methods without kernels.
-
-    References
-    ----------
-    Ghari and Shen, NeurIPS 2022, eq. 12.
-    """
-    if not isinstance(strategy, KernelLearning):
-        return None
-    shards = prepared.shards
-    x = np.concatenate([shard.x[: prepared.rounds] for shard in shards])
-    y = np.concatenate([shard.y[: prepared.rounds] for shard in shards]) - strategy.centre
-    options = strategy.options()
-    features = FeatureMap(
-        strategy.bandwidths.astype("<f8").tobytes(),
-        x.shape[1],
-        strategy.features,
-        options["seed"],
-        strategy.precision,
-        options["frequency_draw"],
-    )
-    width = 2 * strategy.features
-    gram = np.zeros((strategy.kernels, width, width))
-    moment = np.zeros((strategy.kernels, width))
-    for start in range(0, len(x), _CHUNK):
-        z = features(x[start : start + _CHUNK]).astype(np.float64).transpose(1, 0, 2)
-        gram += z.transpose(0, 2, 1) @ z
-        moment += np.einsum("nbw,b->nw", z, y[start : start + _CHUNK])
-    ridge = max(strategy.regularization, 1e-9) * len(x) * np.eye(width)
-    theta = np.linalg.solve(gram + ridge, moment[..., None])[..., 0]
-    fitted = np.einsum("nw,nwv,nv->n", theta, gram, theta) - 2.0 * np.vecdot(theta, moment)
-    best = float((y @ y + fitted).min())
-    return float(strategy.metrics_["mse"] * len(x)) - best

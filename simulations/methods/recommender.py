@@ -26,7 +26,6 @@ from fedkern_flwr.plain_text import read_json
 from fedkern_flwr.tables.table import listing
 
 from ...strategies import FedCFK
-from . import common
 from .base import Config, chosen
 from .gram import COLUMNS_READ, MatrixFamily
 from .new_rows import NewRows
@@ -34,47 +33,6 @@ from .rating_data import RatingData, RatingSettings, rows_of
 from .recommender_oracle import BASELINES, COVERAGE, likes, pooled_kernel, rank_all
 
 _TOP = 100
-_COLUMNS = {
-    "auc": common.ranged(
-        "AUC",
-        "auc",
-        3,
-        "AUC, nDCG@100 and recall@100: of the ratings held out, among the items that a user has "
-        "not rated before; means over users with ratings in both parts, and their range over "
-        "runs.",
-        paper=3,
-        higher=True,
-    ),
-    "ndcg": common.metric("nDCG@100", "ndcg@100", 3, paper=3, higher_is_better=True),
-    "recall": common.metric("recall@100", "recall@100", 3, paper=3, higher_is_better=True),
-    "top": common.Column(
-        ("nDCG@10", "recall@20"),
-        lambda s: [common.digits(3)(s["metrics"].get(name)) for name in ("ndcg@10", "recall@20")],
-        rank=lambda s: -(s["metrics"].get("ndcg@10") or 0.0),
-        higher_is_better=True,
-    ),
-    "coverage": common.metric(
-        "coverage@10",
-        COVERAGE,
-        3,
-        reading="Coverage: items that are among the ten best of any user, of all.",
-        pooled=True,
-    ),
-    "items": common.metric("items", "items", 0),
-    "users": common.metric(
-        "users",
-        "rows",
-        0,
-        reading="Users: those with ratings in the kernel; all get recommendations.",
-    ),
-    "difference": common.to_pooled(
-        "To pooled: max. difference of these figures from those of the same learner on pooled "
-        "data with the same users and items in the matrix."
-    ),
-    "kernel-error": common.metric("error after the last round", "kernel_error"),
-    "exact-from": common.metric("exact from round", "exact_from", 0),
-    **common.COSTS,
-}
 
 
 class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
@@ -85,20 +43,7 @@ class RecommenderFamily(MatrixFamily[FedCFK, RatingSettings, RatingData]):
     left_out = "they rated no item of the kernel"
     app, deployable = "fed_cfk", ("fed-cfk",)
     dealt_by_nodes = ("clients", "users_per_client")
-    columns = _COLUMNS
     usual = "clients hold_out learner regularization min_support"
-    shown = (
-        common.Shown("auc", "AUC"),
-        common.Shown("ndcg@100", "nDCG@100"),
-        common.Shown("recall@100", "recall@100"),
-        common.Shown("ndcg@10", "nDCG@10"),
-        common.Shown("popularity ndcg@10", "  of the most popular items"),
-        common.Shown("item-knn ndcg@10", "  of item-kNN, pooled"),
-        common.Shown("recall@20", "recall@20"),
-        common.Shown(COVERAGE, "coverage@10"),
-        common.Shown("evaluated_users", "evaluated users", 0),
-        common.DIFFERENCE,
-    )
     checked = ("centralised_difference", COVERAGE)
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:

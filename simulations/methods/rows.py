@@ -26,7 +26,6 @@ from ..run.format import figure
 from ..run.options import of_settings
 from ..run.splits import Split, split_rows
 from .base import Config, Family, Kept
-from .common import COSTS, Column
 from .dealt_data import NodeClients, alignment_key
 from .new_rows import Parts
 
@@ -187,11 +186,6 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
     strategies = tuple(find_method(name) for name in registered())
     settings, makes = RowSettings, staticmethod(prepare)
     app, deployable = "method", tuple(registered())
-    columns = {  # noqa: RUF012
-        "figures": Column(("figures",), lambda s: [_figures(s)], reading="Figures: see its page."),
-        **COSTS,
-    }
-
     data = "iris"
 
     def encodes(self, name: str) -> bool:
@@ -269,7 +263,8 @@ def scatter_plot() -> Callable[..., object] | None:
     return plot_scatter
 
 
-def _figures(summary: Mapping[str, Any]) -> str:
+def figures_of(summary: Mapping[str, Any]) -> str:
+    """Return all metrics on a line."""
     found = summary["metrics"].items()
     return ", ".join(f"{k} {_written(v)}" for k, v in found if isinstance(v, (int, float)))
 

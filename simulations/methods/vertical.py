@@ -20,9 +20,7 @@ from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE, MissingRows
 
 from ...clients import VerticalKernelClient
 from ...strategies import FDSKL
-from ..run.format import figure
 from ..run.party_files import PartyFiles
-from . import common
 from .base import (
     Config,
     Family,
@@ -187,26 +185,6 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
         return Columns(**vars(found), owner=owner, parts=parts, actives=actives, labelled=labelled)
 
 
-_COLUMNS = {
-    "accuracy": common.accuracy(4),
-    "rmse": common.rmse(4),
-    "difference": common.to_pooled(
-        "To pooled: max. difference of a prediction from that of the same training on pooled "
-        "data with the same directions, where the labels of a regression are scaled to [-1, 1]; it "
-        "comes from rounding phases."
-    ),
-    "gamma": common.metric("gamma", "gamma", common.short),
-    "regularization": common.metric("lambda", "regularization", common.short),
-    "minutes": common.Column(
-        ("minutes",),
-        lambda s: [figure(s["seconds"] / 60.0, 2)],
-        paper=common.digits(0),
-        values=common.drawn("seconds", 60.0),
-    ),
-    **common.COSTS,
-}
-
-
 class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
     """FDSKL."""
 
@@ -215,15 +193,7 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
     checked = ("centralised_difference",)
     app, deployable = "fdskl", ("fdskl",)
     dealt_by_nodes = ("parties",)
-    columns = _COLUMNS
     usual = "parties schedule features gamma regularization loss"
-    shown = (
-        *common.JUDGED,
-        common.Shown("validation_score", "score in cross-validation"),
-        common.Shown("gamma", "gamma", common.short),
-        common.Shown("regularization", "lambda", common.short),
-        common.DIFFERENCE,
-    )
     reading = ("Pooled methods see all columns at once; they need no exchange.",)
     data = "breast-cancer"
     always_secure = "phases without masks show columns"

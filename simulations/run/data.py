@@ -19,6 +19,7 @@ from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.encoding.columns import Categories, Gaps, NumberFacts, Scaling, other_scale
 from fedkern_flwr.encoding.encoder import KeptEncoder
 from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.options import within
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.summary_report import pooled_table
 from fedkern_flwr.tables.dialect import DIALECT
@@ -520,10 +521,7 @@ def hold_out(
 
     Test rows of the data set are used if there are any; otherwise a random share is held out.
     """
-    if not 0.0 <= test_size < 1.0:
-        raise OptionError(
-            f"test-size is {test_size}", remedy="use a share in [0, 1)", code="FK-OPTION-RANGE"
-        )
+    within("test-size", test_size, "[0, 1)")
     if table.x_test is not None and table.y_test is not None:
         return table, table.x_test, table.y_test
     order = np.random.default_rng([seed, 1]).permutation(table.rows)

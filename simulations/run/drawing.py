@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,22 +16,15 @@ from fedkern_flwr.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-
-Dash = Literal["-", "--", ":", "-."]
-Scale = Literal["linear", "log"]
-#: x, mean and standard deviation.
-Point = tuple[float, float, float]
 
 
 # Okabe and Ito's palette without yellow, which is too pale for lines on white.
 # seven of Okabe and Ito, and five of Paul Tol's muted ones
 _OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
 _COLOURS = (*_OKABE_ITO, "#332288", "#882255", "#999933", "#AA4499", "#664400")
-_DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
+_DASHES = ("-",) * 7 + ("--",) * 7 + (":",) * 7 + ("-.",) * 7
 _MARKERS = "osD^vPX<>*hp"
-_SOLID = 7  # names after which the dashes change
 _DPI = 150
 _WIDTH = 5.2  # inches: the text stays readable when the figure shrinks to a column
 INK = "#222222"
@@ -38,8 +32,7 @@ SOFT = "#666666"
 GRID = "#E3E3E3"
 TEXT = 9.5  # points
 SMALL = 8.5
-LOG_FROM = 50.0  # ratio of largest to smallest value from which an axis is logarithmic
-_MOST_POINTS = 400  # per curve; more cannot be seen and bloat the SVG
+LOG_FROM = 25.0  # ratio of largest to smallest value from which an axis is logarithmic
 _MARK_EVERY = 0.16  # distance of markers, in diagonals of the axes
 _LONGEST_NAME = 60
 _LONGEST_LINE = 30  # next to a bar; there is room for two
@@ -53,14 +46,14 @@ class Style:
     ----------
     colour : str
         Colour, ``"#RRGGBB"``.
-    dash : {"-", "--", ":", "-."}
+    dash : str
         Line style of Matplotlib.
     marker : str
         Marker of Matplotlib.
     """
 
     colour: str
-    dash: Dash
+    dash: str
     marker: str
 
     def line(self) -> dict[str, Any]:
@@ -78,23 +71,15 @@ class Style:
 def assign_styles(names: Iterable[str]) -> dict[str, Style]:
     """Assign a look to each name, by order of first appearance.
 
-    Colours and markers repeat after twelve names; dashes change after seven.
+    Colours and markers repeat after twelve names, with other dashes.
     """
-    styles: dict[str, Style] = {}
-    for index, name in enumerate(dict.fromkeys(names)):
-        lap, place = divmod(index, len(_COLOURS))
-        styles[name] = Style(
-            _COLOURS[place],
-            _DASHES[index // _SOLID % len(_DASHES)],
-            _MARKERS[(place + lap) % len(_MARKERS)],
-        )
-    return styles
+    looks = zip(cycle(_COLOURS), cycle(_DASHES), cycle(_MARKERS))
+    return {name: Style(*look) for name, look in zip(dict.fromkeys(names), looks, strict=False)}
 
 
 def new_figure(height: float) -> Figure:
-    """Return an empty figure; ``height`` in inches."""
+    """Make a white figure of the common width, ``height`` inches high."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
@@ -104,98 +89,54 @@ def new_figure(height: float) -> Figure:
             code="FK-PACKAGE-MISSING",
         ) from None
     layout = ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.07)
-    figure = Figure(figsize=(_WIDTH, height), layout=layout, facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(_WIDTH, height), layout=layout, facecolor="white")
 
 
 def complete_styles(styles: Mapping[str, Style] | None, names: Iterable[str]) -> dict[str, Style]:
-    """Return a style for every name, given or next."""
+    """Give names without a style the next one."""
     return assign_styles([*(styles or {}), *names]) | dict(styles or {})
 
 
-def thin_out(points: list[Point]) -> list[Point]:
-    """Keep at most `_MOST_POINTS` points, evenly over the logarithm of their index."""
-    n = len(points)
-    if n <= _MOST_POINTS:
-        return points
-    places = {round(n ** (k / (_MOST_POINTS - 1))) - 1 for k in range(_MOST_POINTS)}
-    return [points[place] for place in sorted(places)]
-
-
-def scale_x(axes: Axes, values: Sequence[float], *, log_from: float) -> None:
-    """Make the x axis logarithmic if values are positive and span ``log_from``."""
-    from matplotlib.ticker import MaxNLocator
-
-    if min(values) > 0 and max(values) > log_from * min(values):
-        axes.set_xscale("log")
-        ticks_of_log(axes.xaxis, min(values), max(values))
-    elif all(float(value).is_integer() for value in values):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def scale_y(axes: Axes, values: Sequence[float]) -> None:
-    """Make the y axis logarithmic if values span ``LOG_FROM``, linear near zero."""
-    from matplotlib.ticker import SymmetricalLogLocator
-
-    low, high = min(values), max(values)
-    least = min((abs(value) for value in values if value), default=1.0)
-    largest = max(high, -low)
-    if low > 0 and high > LOG_FROM * low:
-        axes.set_yscale("log", nonpositive="clip")
+def scale_axes(axes: Axes, xs: Sequence[float], ys: Sequence[float]) -> None:
+    """Scale axes logarithmically that span a large range, also one of values below zero."""
+    for name, values in (("x", xs), ("y", ys)):
+        low, high = min(values), max(values)
+        least = min((abs(value) for value in values if value), default=1.0)
+        wide = max(high, -low) >= LOG_FROM * least
+        if wide and low > 0:
+            axes.set(**{f"{name}scale": "log"})
+        elif wide and name == "y":
+            threshold = 10.0 ** round(math.log10(max(least, max(high, -low) / 1e4)))
+            axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
+    if all(float(value).is_integer() for value in xs) and axes.get_xscale() == "linear":
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    low = min(ys)
+    if low > 0 and axes.get_yscale() == "log":
         axes.set_ylim(low / 2, None)  # a band that reaches zero must not drag the axis down
-        ticks_of_log(axes.yaxis, low, high)
-    elif low <= 0 and largest > LOG_FROM * least:
-        threshold = 10.0 ** round(math.log10(max(least, largest / 1e4)))
-        axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
-        locator = SymmetricalLogLocator(base=10, linthresh=threshold)
-        locator.set_params(numticks=7)
-        axes.yaxis.set_major_locator(locator)
-        axes.yaxis.set_major_formatter(power_or_number)
-    if low < 0 < high:
+    if low < 0 < max(ys):
         axes.axhline(0.0, color=SOFT, linewidth=0.8, zorder=1.5)
 
 
-def ticks_of_log(axis: Axis, low: float, high: float) -> None:
-    """Label a logarithmic axis at 1, 2, 5 or powers of ten."""
-    from matplotlib.ticker import LogLocator
-
-    decades = math.log10(high / low)
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2 else (1.0,), numticks=8))
-    axis.set_major_formatter(power_or_number)
-
-
-def power_or_number(value: float, _: float | None = None) -> str:
-    """Label a tick of a logarithmic axis."""
-    if value and not 1e-3 <= abs(value) < 1e4:
-        return write_power(value)
-    return f"{value:g}".replace("-", "−")
-
-
 def write_number(value: float) -> str:
-    """Write three significant digits, or a power of ten."""
-    if math.isnan(value):
-        return "n/a"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
+    """Write a value next to its bar, in three digits."""
+    if not math.isfinite(value):
+        return "n/a" if math.isnan(value) else "∞" if value > 0 else "−∞"
     if value and not 1e-3 <= abs(value) < 1e5:
-        return write_power(value)
+        return f"{value:.1e}"
     text = f"{value:.0f}" if value == 0 or abs(value) >= 1000 else f"{value:#.3g}"
     return text.removesuffix(".").replace("-", "−")
-
-
-def write_power(value: float) -> str:
-    """Write a multiple of a power of ten."""
-    digits, exponent = f"{value:.1e}".split("e")
-    power = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    head = "" if digits == "1.0" else f"{digits.removesuffix('.0')}·"
-    return f"{head}10{power}".replace("-", "−")
 
 
 def clean_name(text: str) -> str:
     """Make a name printable, on one short line."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(line) <= _LONGEST_NAME else f"{line[: _LONGEST_NAME - 1]}…"
+    line = line if len(line) <= _LONGEST_NAME else f"{line[: _LONGEST_NAME - 1]}…"
+    return _plain(line)
+
+
+def _plain(text: str) -> str:
+    """Escape dollars, between which Matplotlib sets mathematics."""
+    return text.replace("$", r"\$")
 
 
 def tint(colour: str) -> str:
@@ -210,19 +151,6 @@ def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], style: Style
     axes.plot(xs, ys, **style.line(), markersize=4.2, markevery=apart)
 
 
-def value_at(axes: Axes, x: float, y: float, text: str) -> None:
-    """Print a value next to its bar."""
-    axes.annotate(
-        text,
-        (x, y),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=SMALL,
-        color=SOFT if text == "n/a" else INK,
-    )
-
-
 def name_rows(axes: Axes, names: list[str]) -> None:
     """Label the rows of a bar chart from the top."""
     labels = [
@@ -230,8 +158,6 @@ def name_rows(axes: Axes, names: list[str]) -> None:
         for name in names
     ]
     axes.set_yticks(range(len(names)), labels)
-    for label in axes.get_yticklabels():
-        label.set_parse_math(False)
     axes.set_ylim(max(len(names), 1) - 0.45, -0.55)
     axes.tick_params(axis="y", length=0)
     if not names:
@@ -248,14 +174,11 @@ def finish_axes(
     axes: Axes, title: str, xlabel: str, ylabel: str, *, grid: Literal["x", "both"] = "both"
 ) -> None:
     """Add title, labels and a light grid."""
-    axes.set_title(title, fontsize=TEXT + 1, color=INK, loc="left", pad=8, wrap=True)
-    axes.title.set_parse_math(False)
-    axes._left_title.set_parse_math(False)  # type: ignore[attr-defined]
+    axes.set_title(_plain(title), fontsize=TEXT + 1, color=INK, loc="left", pad=8, wrap=True)
     axes.set_xlabel(xlabel, fontsize=TEXT, color=INK)
     axes.set_ylabel(ylabel, fontsize=TEXT, color=INK)
     axes.grid(visible=True, axis=grid, color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
-    axes.minorticks_off()
     axes.tick_params(labelsize=TEXT - 0.5, color=SOFT, labelcolor=INK)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -288,7 +211,6 @@ def legend_below(figure: Figure, labels: Mapping[str, str], styles: Mapping[str,
     # Matplotlib hides labels that start with an underscore unless they are set afterwards.
     for text, label in zip(legend.get_texts(), labels.values(), strict=True):
         text.set_text(label)
-        text.set_parse_math(False)
 
 
 def save_figure(figure: Figure, path: Path, *, svg: bool = True) -> Path:
@@ -297,30 +219,19 @@ def save_figure(figure: Figure, path: Path, *, svg: bool = True) -> Path:
     Canvases print themselves, because ``Figure.savefig`` would print twice.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    stem = path.name.removesuffix(path.suffix) if path.suffix in (".png", ".svg") else path.name
+    stem, buffers = path.name.removesuffix(".png"), {"png": BytesIO()}
     if svg:
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-        buffer = BytesIO()
+        buffers["svg"] = BytesIO()
         canvas: Any = FigureCanvasSVG(figure)  # its methods have no types
-        canvas.print_svg(buffer, metadata={"Date": None})
+        canvas.print_svg(buffers["svg"], metadata={"Date": None})
         figure.set_layout_engine("none")  # all has its place: the next one need not look for it
-        write_atomically(path.with_name(f"{stem}.svg"), buffer.getvalue(), private=True)
-    buffer = BytesIO()
     figure.set_dpi(_DPI)
-    canvas = FigureCanvasAgg(figure)
-    canvas.print_png(buffer)
-    write_atomically(path.with_name(f"{stem}.png"), buffer.getvalue(), private=True)
+    FigureCanvasAgg(figure).print_png(buffers["png"])
+    for kind, buffer in buffers.items():
+        write_atomically(path.with_name(f"{stem}.{kind}"), buffer.getvalue(), private=True)
     return path.with_name(f"{stem}.png")
-
-
-def scale_bars(axes: Axes, scale: Scale, low: float, high: float) -> None:
-    """Set the value axis before bars are drawn."""
-    axes.set_xlim(low, high)  # also ends autoscaling, which overflows on extreme bars
-    axes.set_xscale(scale)
-    if scale == "log":
-        axes.xaxis.set_major_formatter(power_or_number)
 
 
 def write_mean_and_std(mean: float, std: float | None) -> str:

@@ -10,11 +10,13 @@ def milli(value: float | None, digits: int = 2) -> str:
     return figure(None if value is None else 1e3 * value, digits)
 
 
-def figure(value: float | None, digits: int = 2) -> str:
-    """Return a figure with fixed digits, or in powers of ten when it is huge."""
+def figure(value: float | None, form: int | str = 2) -> str:
+    """Return a figure with fixed decimals, or in powers of ten when it is huge; or in a format."""
     if value is None:
         return "-"
-    return f"{value:.{digits}f}" if abs(value) < _HUGE else f"{value:.1e}"
+    if isinstance(form, str):
+        return format(value, form)
+    return f"{value:.{form}f}" if abs(value) < _HUGE else f"{value:.1e}"
 
 
 def megabytes(value: float) -> str:

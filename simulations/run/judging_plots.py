@@ -16,6 +16,7 @@ from . import drawing
 
 _MOST_CURVES = 7
 _MOST_POINTS = 1000
+_OBSERVED = "observed share of the class"
 _WRITTEN = 12  # classes up to which the cells of a confusion matrix say their numbers
 
 
@@ -42,11 +43,15 @@ def plot_judged(folder: Path, held_out: Mapping[str, Any], names: Sequence[str])
         made["confusion_plot"] = plot_confusion(matrix, names, folder / "confusion.png")
     if "roc" in held_out:
         rest = names[1:] if len(names) == 2 else names
-        curves = dict(zip(map(drawing.clean_name, rest), held_out["roc"], strict=True))
-        made["roc_plot"] = plot_roc(curves, folder / "roc.png", single=len(names) == 2)
-        made["calibration_plot"] = plot_calibration(
-            held_out["calibration"], folder / "calibration.png"
-        )
+        of = "class" if len(names) == 2 else "class against the rest:"
+        rest = [f"{of} {drawing.clean_name(name)}" for name in names[len(names) == 2 :]]
+        curves = dict(zip(rest[:_MOST_CURVES], held_out["roc"], strict=False))
+        title = "ROC curve of held-out rows, from summed histograms"
+        labels = title, "false positive rate", "true positive rate"
+        made["roc_plot"] = plot_unit_square(curves, folder / "roc.png", *labels)
+        kinds = {f"{name} calibration": own for name, own in held_out["calibration"].items()}
+        labels = "Calibration on held-out rows", "predicted probability (mean)", _OBSERVED
+        made["calibration_plot"] = plot_unit_square(kinds, folder / "calibration.png", *labels)
     return made
 
 
@@ -69,42 +74,37 @@ def plot_confusion(matrix: NDArray[Any], names: Sequence[str], path: Path) -> Pa
     axes.grid(visible=False)
     for set_ticks in (axes.set_xticks, axes.set_yticks):
         set_ticks(range(len(names)), [drawing.clean_name(name) for name in names])
-    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        label.set_parse_math(False)
     return drawing.save_figure(figure, path, svg=False)
 
 
-def plot_roc(
-    curves: Mapping[str, Sequence[Sequence[float]]], path: Path, *, single: bool = False
+def plot_unit_square(
+    curves: Mapping[str, Sequence[Sequence[float]]],
+    path: Path,
+    title: str,
+    xlabel: str,
+    ylabel: str,
 ) -> Path:
-    """Draw (false, true positive rate) per class, of several the first seven."""
-    figure = drawing.new_figure(4.2)
-    axes = figure.add_subplot()
-    shown = dict(list(curves.items())[:_MOST_CURVES])
-    looks = drawing.assign_styles(shown)
-    for name, points in shown.items():
-        xs, ys = zip(*points, strict=True)
-        drawing.draw_line(axes, xs, ys, looks[name])
-    _draw_diagonal(axes)
-    title = "ROC curve of held-out rows, from summed histograms"
-    drawing.finish_axes(axes, title, "false positive rate", "true positive rate")
-    of = "class" if single else "class against the rest:"
-    drawing.legend_below(figure, {name: f"{of} {name}" for name in shown}, looks)
-    return drawing.save_figure(figure, path, svg=False)
+    """Draw curves of shares over shares, such as of a ROC, with the diagonal.
 
-
-def plot_calibration(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> Path:
-    """Draw (mean probability, share of positives, rows) before and after calibration."""
+    Parameters
+    ----------
+    curves : mapping of str to sequence
+        Name -> points, of which the first two numbers are drawn.
+    path : Path
+        Where to write; the suffix does not matter.
+    title, xlabel, ylabel : str
+        Texts of the figure.
+    """
     figure = drawing.new_figure(4.2)
     axes = figure.add_subplot()
     looks = drawing.assign_styles(curves)
     for name, points in curves.items():
-        xs, ys, _ = zip(*points, strict=True) if points else ((), (), ())
+        xs, ys = zip(*(point[:2] for point in points), strict=True) if points else ((), ())
         drawing.draw_line(axes, xs, ys, looks[name])
-    _draw_diagonal(axes)
-    title = "Calibration on held-out rows"
-    drawing.finish_axes(axes, title, "predicted probability (mean)", "observed share of the class")
-    drawing.legend_below(figure, {name: f"{name} calibration" for name in curves}, looks)
+    axes.plot([0.0, 1.0], [0.0, 1.0], color=drawing.SOFT, linewidth=0.8, zorder=1.5)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    drawing.finish_axes(axes, title, xlabel, ylabel)
+    drawing.legend_below(figure, {name: name for name in curves}, looks)
     return drawing.save_figure(figure, path, svg=False)
 
 
@@ -134,9 +134,3 @@ def plot_predicted(
     title = "Held-out rows" + (", with prediction interval" if width is not None else "")
     drawing.finish_axes(axes, title, "prediction", "label")
     return drawing.save_figure(figure, path, svg=False)
-
-
-def _draw_diagonal(axes: Any) -> None:
-    axes.plot([0.0, 1.0], [0.0, 1.0], color=drawing.SOFT, linewidth=0.8, zorder=1.5)
-    for set_limits in (axes.set_xlim, axes.set_ylim):
-        set_limits(-0.02, 1.02)

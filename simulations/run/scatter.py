@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,23 +34,15 @@ def plot_scatter(
     """
     figure = drawing.new_figure(4.2)
     axes = figure.add_subplot()
-    classes = [None] if labels is None else np.unique(labels).tolist()
-    if len(classes) > _MOST_CLASSES:
-        classes = [None]
-    styles = drawing.assign_styles(map(str, classes))
-    for value in classes:
-        chosen = points if value is None else points[labels == value]
-        style = styles[str(value)]
-        axes.scatter(
-            chosen[:, 0],
-            chosen[:, 1],
-            s=14,
-            color=style.colour,
-            marker=style.marker,
-            alpha=0.7,
-            linewidths=0,
-            label=None if value is None else f"{value:g}",
-        )
+    of = np.zeros(len(points)) if labels is None else labels
+    classes = np.unique(of).tolist()
+    if not 1 < len(classes) <= _MOST_CLASSES:
+        of, classes = np.zeros(len(points)), [0.0]
+    for value, style in zip(
+        classes, drawing.assign_styles(map(str, classes)).values(), strict=True
+    ):
+        look: Any = {"color": style.colour, "marker": style.marker, "alpha": 0.7, "linewidths": 0}
+        axes.scatter(*points[of == value, :2].T, s=14, label=f"{value:g}", **look)
     title = f"{len(points)} rows of this node"
     drawing.finish_axes(axes, title, "component 1", "component 2")
     if len(classes) > 1:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.options import at_least, check_choice
+from fedkern_flwr.options import at_least, check_choice, within
 from fedkern_flwr.tables.table import Table
 
 #: The ways to deal rows to clients.
@@ -101,10 +101,7 @@ def split_by_site(
     """
     site = np.asarray(site)
     _check_counts(site.size, clients, rows_per_client)
-    if not 0 <= own_share <= 1:
-        raise OptionError(
-            f"own_share is {own_share}", remedy="choose a value from 0 to 1", code="FK-OPTION-RANGE"
-        )
+    within("own_share", own_share, "[0, 1]")
     rng = np.random.default_rng(seed)
     values, codes = np.unique(site, return_inverse=True)
     pools = [rng.permutation(np.flatnonzero(codes == s)) for s in range(values.size)]
@@ -157,10 +154,7 @@ def split_dirichlet(
     """
     y = np.asarray(y)
     _check_counts(y.size, clients, rows_per_client)
-    if not (np.isfinite(alpha) and alpha > 0):
-        raise OptionError(
-            f"alpha is {alpha}", remedy="choose a number above 0", code="FK-OPTION-RANGE"
-        )
+    within("alpha", alpha, "(0, inf)")
     rng = np.random.default_rng(seed)
     codes = _classes(y)
     pools = [rng.permutation(np.flatnonzero(codes == c)) for c in range(codes.max() + 1)]

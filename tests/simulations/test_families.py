@@ -17,7 +17,6 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from fedkern_flwr.kernels.random_features import gaussian_frequencies
 from fedkern_flwr.method import option
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines.faults import DelayLaw, Delivery, GroupDelays
@@ -36,7 +35,6 @@ from fedkern_flwr.simulations.methods.hybrid_oracle import (
     centralised_difference as hybrid_difference,
 )
 from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
-from fedkern_flwr.simulations.methods.online_fitted import server_regret
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.methods.registry import METHODS, family, family_with, method
 from fedkern_flwr.simulations.methods.vertical import (
@@ -66,22 +64,6 @@ def test_streams_are_scaled_dealt_and_as_long_as_the_data() -> None:
     caught = refuses("FK-SITES-UNKNOWN", prepare, DataSettings("nyc-weather", sites=("EWR", "CDG")))
     assert "JFK" not in str(caught)
     refuses("FK-OPTION-RANGE", prepare, DataSettings("iris", test_size=-0.1))
-
-
-def test_server_regret_is_against_the_best_ridge_fit() -> None:
-    prepared, ended = prepare(DataSettings("diabetes", clients=4, rounds=50)), list[Any]()
-    entry = Entry("OFSKL", "ofskl", {"features": 8, "precision": "float64"})
-    done = lambda _, strategy: ended.append(strategy)  # noqa: E731
-    run_entries([entry], prepared, engine="in-process", seed=0, draw_done=done)
-    x = np.concatenate([shard.x for shard in prepared.shards])
-    y = np.concatenate([shard.y for shard in prepared.shards]) - ended[0].centre
-    widths = np.array([10.0]).tobytes()
-    frequencies = gaussian_frequencies(widths, x.shape[1], 8, 0, "float64", "orthogonal")
-    z = np.hstack([np.sin(x @ frequencies), np.cos(x @ frequencies)]) / np.sqrt(8)
-    rows = np.vstack([z, np.sqrt(1e-3 * len(x)) * np.eye(16)])  # least squares with extra rows
-    theta = np.linalg.lstsq(rows, np.append(y, np.zeros(16)), rcond=None)[0]
-    expected = ended[0].metrics_["mse"] * len(x) - ((z @ theta - y) ** 2).sum()
-    assert server_regret(ended[0], prepared) == pytest.approx(expected, rel=1e-8)
 
 
 # -- families that hold rows out

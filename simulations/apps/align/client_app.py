@@ -13,6 +13,7 @@ from own_table import own_table  # type: ignore[import-not-found]  # the file be
 from fedkern_flwr.checkpoint import temporary_folder
 from fedkern_flwr.clients import AlignmentClient, serve
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.options import at_least, within
 from fedkern_flwr.simulations.apps.node import Node, client_maker
 
 
@@ -32,12 +33,8 @@ def simulated_client(context: Context) -> AlignmentClient:
     """Give a node of a simulation some of all ids."""
     run, partition = context.run_config, int(context.node_config["partition-id"])
     rows, share = int(run["rows"]), float(run["share"])
-    if rows < 1 or not 0.0 < share <= 1.0:
-        raise OptionError(
-            f"rows is {rows} and share is {share}",
-            remedy="use rows from 1, share in (0, 1]",
-            code="FK-OPTION-RANGE",
-        )
+    at_least("rows", rows, 1)
+    within("share", share, "(0, 1]")
     rng = np.random.default_rng([int(run["seed"]), partition])
     ids = rng.permutation(rows)[: max(1, round(share * rows))]
     folder = run["folder"] or temporary_folder() / f"align-run-{context.run_id}"
