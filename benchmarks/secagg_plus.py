@@ -49,7 +49,7 @@ from fedkern_flwr.nodes import Nodes
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.membership import default_threshold, degree, share_threshold
 from fedkern_flwr.simulations import InProcessGrid
-from fedkern_flwr.simulations.engines.direct import as_client
+from fedkern_flwr.simulations.engines.in_process import as_client
 from fedkern_flwr.simulations.engines.ray import run_on_ray
 from fedkern_flwr.simulations.engines.wrapper import GridWrapper
 from fedkern_flwr.transport import request_messages

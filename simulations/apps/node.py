@@ -254,9 +254,7 @@ class Node:
 
         if "ranges" in self.config:
             problem = "this node has ranges and an encoder of its own"
-            raise OptionError(
-                problem, remedy="leave one of them out of --node-config", code="FK-OPTION-BOTH"
-            )
+            raise OptionError(problem, code="FK-OPTION-BOTH")
         path = Path(self.config["encoder"])
         # the options of a method of one's own are a text
         private = self.run.get("privacy-epsilon") or "privacy_epsilon" in self.run.get(
@@ -328,7 +326,6 @@ def _alike(table: Table, held: Table | None) -> tuple[Table, Table | None]:
     if held is not None and held.columns != table.columns:
         raise TableError(
             "the test data does not have the columns of the data, in this order",
-            remedy="bring them to the same columns",
             code="FK-COLUMNS-DIFFER",
         )
     return table, held

@@ -213,9 +213,7 @@ def _predict(
     """Have the nodes predict held-out rows with a saved model."""
     if not hasattr(method, "predict_at_nodes"):
         raise OptionError(
-            f"nodes of {method.method} predict rows of their stream only",
-            remedy="leave predict out, or hold rows out as test-data of a run",
-            code="FK-APP-PREDICT",
+            f"nodes of {method.method} predict rows of their stream only", code="FK-APP-PREDICT"
         )
     arrays, meta = load_model(config["predict"], method.method)
     given = read_options(method, config)

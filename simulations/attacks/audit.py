@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
@@ -16,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.privacy.accounting import check_accountant
 
+from ..engines.simulate import quiet
 from . import budgets, fdskl, fed_cg
 from . import hierarchical_svm as svm
 from . import pof_mkl as online
@@ -211,30 +210,15 @@ def audit(
     attacks, found = attacks_on(method), list[Outcome]()
     if attacks[-1].name == EPSILON:
         check_accountant()
-    with silence(), threadpool_limits(1, "blas"):  # thousands of small matrices
+    with quiet(), threadpool_limits(1, "blas"):  # thousands of small matrices
         for number, attack in enumerate(attacks):
             progress(f"{attack.name}, the paper's protocol", 2 * number, 2 * len(attacks))
             paper = attack.runs[0](seed)
             if min(seen.score for seen in paper) <= attack.threshold:
                 raise ProtocolError(
                     f"{attack.name} recovers nothing on {attack.protocol} with seed {seed}",
-                    remedy="its failure on the default would say nothing: use another seed",
                     code="FK-ATTACK-VAIN",
                 )
             progress(f"{attack.name}, the default", 2 * number + 1, 2 * len(attacks))
             found.append(Outcome(attack, paper, attack.runs[1](seed)))
     return found
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    """Log nothing of runs over made-up rows."""
-    loggers = [logging.getLogger(name) for name in ("fedkern_flwr", "flwr")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)

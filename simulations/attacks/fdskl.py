@@ -4,7 +4,7 @@ An active party has o + b modulo 2 pi of the others together, for each row and d
 omega^T x, and b is the same for all rows. Known directions omega, as in the paper, give x_i - x_0
 (:class:`.inversion.Phases`). With secret ones the mean cosine of differences is the kernel, which
 gives distances among rows to about sqrt(2 / number of directions), and columns of two values
-(:mod:`.single_rows`).
+(:mod:`.distances`).
 
 Source: follows from Algorithm 3 and section 3.2 of Gu et al., KDD 2020, against its Theorem 7.
 """
@@ -24,9 +24,9 @@ from fedkern_flwr.kernels.random_features import SEED_BYTES, draw_directions
 from ...clients import VerticalKernelClient
 from ...strategies import FDSKL
 from ..papers import fdskl as paper
+from .distances import columns_of_phases, share_of_columns
 from .inversion import Phases, nearest_turn
 from .seen import Floats, SeenRun, Watched, correlation, made_up_table
-from .single_rows import columns_of_phases, share_of_columns
 
 PARTIES, OWN, ROWS, DIRECTIONS = 4, 2, 60, 400  # OWN: columns of each
 GAMMA = 1.0 / (PARTIES * OWN)

@@ -33,9 +33,14 @@ from fedkern_flwr.hybrid import messages as wire
 from ...clients import HybridKernelClient
 from ...strategies import FedCG
 from ..papers import fedcg as paper
-from .distances import alternating_descent, distances_by_svd, trilaterate
+from .distances import (
+    alternating_descent,
+    columns_of_distances,
+    distances_by_svd,
+    share_of_columns,
+    trilaterate,
+)
 from .seen import Floats, SeenRun, Watched, closeness, correlation, made_up_table
-from .single_rows import columns_of_distances, share_of_columns
 
 COLUMNS = {"genes": (0, 1, 2), "images": (3, 4), "clinical": (5, 6)}  # centres' blocks first
 ROWS = 40  # of a hospital

@@ -300,7 +300,6 @@ class SeenRun:
         if not any(isinstance(passed.message, self.opening) for passed in found):
             raise ProtocolError(
                 f"the transcript holds no run of {self.strategy.method}",
-                remedy="record all messages as they pass",
                 code="FK-ATTACK-TRANSCRIPT",
             )
         return found
@@ -362,7 +361,6 @@ class SeenRun:
             elif due.pop(passed.partition, False) and not passed.sections:
                 raise ProtocolError(
                     "the transcript holds a reply without its masked vectors",
-                    remedy="record all messages as they pass",
                     party=f"partition {passed.partition}",
                     code="FK-ATTACK-TRANSCRIPT",
                 )

@@ -16,13 +16,11 @@ from fedkern_flwr.options import at_least
 from fedkern_flwr.registered import registered
 from fedkern_flwr.tables.table import how_many
 
-from ..engines import Engine
-from ..lab.cells import Cell, CellStore, Record
+from ..lab.cells import Cell, CellFailed, CellStore, Record, choose_jobs, sweep
 from ..lab.comparison import Comparison, Part, compare, headings, plan, table_rows
 from ..lab.findings import HEADINGS, count_misses, paper_figures, verdict
 from ..lab.own import own_options, own_table, registered_methods
 from ..lab.presets import NAMES, PAPERS, Preset, preset
-from ..lab.sweep import CellFailed, choose_jobs, sweep
 from ..run.data import Settings
 from ..run.entries import check_seed
 from ..run.folders import chosen_folder, folder_of_results, json_writer
@@ -47,8 +45,6 @@ class CompareOptions:
         Presets or registered methods; none for your own table.
     methods : str or None
         Methods to compare on your own table, separated by commas.
-    engine : {"in-process", "ray"} or None
-        Engine (default: that of the preset).
     datasets : str or None
         Data sets of a preset, separated by commas, or NAME=FILE.
     paper_split : bool
@@ -81,7 +77,6 @@ class CompareOptions:
 
     names: list[str] = argument((), metavar="[PRESET]...", choices=(*NAMES, *registered(), ALL))
     methods: str | None = declare(None, panel=DATA)
-    engine: Engine | None = None
     datasets: str | None = None
     paper_split: bool = switch()
     runs: int | None = declare(None, flag="--runs --splits")
@@ -298,8 +293,7 @@ def _show(
     if part.section.title and part.dataset == next(iter(part.section.data)):
         screen.result(f"\n{part.section.title}")
     screen.table(
-        f"{part.dataset}: {part.section.size(comparison.facts)}, {chosen.engine}, "
-        f"{how_many(chosen.runs, 'run')}",
+        f"{part.dataset}: {part.section.size(comparison.facts)}, {how_many(chosen.runs, 'run')}",
         headings(comparison),
         table_rows(comparison),
     )
@@ -348,8 +342,7 @@ def _adjust(chosen: Preset, asked: CompareOptions, sizes: Mapping[str, int]) -> 
         )
         for section in chosen.sections
     ]
-    engine = asked.engine or chosen.engine
-    return replace(chosen, sections=tuple(sections), engine=engine, runs=runs)
+    return replace(chosen, sections=tuple(sections), runs=runs)
 
 
 def _may_set(settings: Settings, name: str) -> bool:

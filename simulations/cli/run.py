@@ -18,7 +18,7 @@ from fedkern_flwr.reporting import ended_by_signals
 from fedkern_flwr.tables import plain_notes
 
 from ...strategies import Method
-from ..engines.ray_cluster import check_ray_address
+from ..engines.ray import check_ray_address
 from ..methods.common import CONFUSION, tables_of
 from ..methods.experiment import run_entries, summarise, versions
 from ..methods.registry import METHODS, complete_settings, family, method, open_run, options

@@ -37,9 +37,7 @@ class Spool:
         except OSError:
             os.close(self._file)
             problem = f"another process writes into {path.name}"
-            raise OptionError(
-                problem, remedy="end it, or wait until it has ended", code="FK-STREAM-TAKEN"
-            ) from None
+            raise OptionError(problem, code="FK-STREAM-TAKEN") from None
         text = path.read_bytes()
         os.ftruncate(self._file, text.rfind(b"\n") + 1)
         self._head = text[: text.find(b"\n") + 1]
@@ -83,9 +81,7 @@ async def serve(address: Address, path: Path) -> None:
     except OSError as error:
         where = address.path or f"127.0.0.1:{address.port}"
         raise OptionError(
-            f"{where} cannot be listened to: {error.strerror}",
-            remedy="choose another stream",
-            code="FK-LISTEN-ADDRESS",
+            f"{where} cannot be listened to: {error.strerror}", code="FK-LISTEN-ADDRESS"
         ) from None
     async with server:
         await server.serve_forever()

@@ -6,29 +6,43 @@ and a SuperNode per party with its own key, configuration and files.
 
 from __future__ import annotations
 
+import datetime as dt
+import ipaddress
 import os
 import random
 import shutil
+import signal
 import socket
 import ssl
+import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from fedkern_flwr.checkpoint import make_private_folder, write_atomically
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedkern_flwr.checkpoint import make_private_folder, open_private, write_atomically
 from fedkern_flwr.errors import EngineError, OptionError, quoted_code
 from fedkern_flwr.flower_compat import NOT_ACTIVATED, Control, Refused
 from fedkern_flwr.plain_text import plain_line
 
 from ..engines.ray import ENVIRONMENT
-from .certificates import make_certificates, make_node_key
 from .node_files import NodeConfig, toml_lines
-from .processes import Processes
 from .start import NO_THREADS, node_command
 
 CONNECTION = "deployed"  # what the connection is called on Flower's command line
@@ -266,11 +280,7 @@ class LocalDeployment:
                     raise
             tick(f"running, {passed:.0f} s")
         self._ask(lambda control: control.stop(run_id))
-        raise EngineError(
-            f"the run has not ended after {timeout:.0f} s",
-            remedy="raise --timeout, then resume",
-            code="FK-DEPLOY-TIMEOUT",
-        )
+        raise EngineError(f"the run has not ended after {timeout:.0f} s", code="FK-DEPLOY-TIMEOUT")
 
     def save_log(self, run_id: int, path: Path) -> None:
         """Write the log of a run's server."""
@@ -350,11 +360,7 @@ def free_port(ports: Sequence[int] = _PORTS) -> int:
         with socket.socket() as free, suppress(OSError):
             free.bind((_HOST, port))
             return port
-    raise EngineError(
-        "no port of this machine is free",
-        remedy="stop what listens on them",
-        code="FK-DEPLOY-PORTS",
-    )
+    raise EngineError("no port of this machine is free", code="FK-DEPLOY-PORTS")
 
 
 def ended(what: str, log: Path) -> EngineError:
@@ -366,3 +372,159 @@ def ended(what: str, log: Path) -> EngineError:
         remedy=f"read {log}",
         code=code or "FK-DEPLOY-ENDED",
     )
+
+
+# -- certificates and keys
+
+_CURVE = ec.SECP384R1  # what Flower takes for nodes
+
+
+def make_certificates(folder: Path, days: float = 365.0) -> None:
+    """Write ``ca.crt``, ``server.pem`` and ``server.key`` for localhost and 127.0.0.1.
+
+    The authority's key is not kept, so it signs nothing else.
+    """
+    authority, server = ec.generate_private_key(_CURVE()), ec.generate_private_key(_CURVE())
+    name = _name("fedkern-flwr deployment")
+    key_id = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    uses = dict.fromkeys(signature(x509.KeyUsage).parameters, False)
+    signs = x509.KeyUsage(**uses | {"key_cert_sign": True, "crl_sign": True})
+    root = (
+        _certificate(name, name, authority.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(signs, critical=True)
+        .add_extension(key_id, critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_id)
+    leaf = (
+        _certificate(_name("localhost"), name, server.public_key(), days)
+        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(issued_by, critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    write_atomically(folder / "ca.crt", root.public_bytes(Encoding.PEM))
+    write_atomically(folder / "server.pem", leaf.public_bytes(Encoding.PEM))
+    key = server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_atomically(folder / "server.key", key, private=True)
+
+
+def make_node_key(path: Path) -> None:
+    """Write a node's private key to ``path``, and its public key with suffix .pub."""
+    key = ec.generate_private_key(_CURVE())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    write_atomically(path, private, private=True)
+    write_atomically(path.with_name(f"{path.name}.pub"), public + b"\n")
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
+) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(minutes=5))
+        .not_valid_after(now + dt.timedelta(days=days))
+    )
+
+
+# -- processes of the deployment
+
+
+class Processes:
+    """Processes with a log each, each the leader of its own group.
+
+    A group ends as a whole. A Ctrl-C at the terminal does not reach it: we choose the sequence. The
+    file ``pids`` lists the leaders; after ``grace`` seconds they are killed.
+    """
+
+    def __init__(self, environment: Mapping[str, str], pids: Path, grace: float = 10.0) -> None:
+        self.environment, self.pids, self._grace = dict(environment), pids, grace
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        self.logs: dict[str, Path] = {}
+
+    def start(self, name: str, command: Sequence[str | Path], log: Path) -> int:
+        """Start a process; return its id.
+
+        Raises
+        ------
+        EngineError
+            It cannot be started.
+        """
+        try:
+            with open_private(log, append=True) as out:
+                self.started[name] = process = subprocess.Popen(
+                    [str(part) for part in command],
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise EngineError(
+                f"{name} cannot be started ({error.strerror})",
+                remedy="pip install fedkern-flwr into the environment of this command",
+                code="FK-PACKAGE-MISSING",
+            ) from None
+        self.logs[name] = log
+        self._note()
+        return process.pid
+
+    def ended(self) -> list[str]:
+        """Return the processes that have ended by themselves."""
+        return [name for name, process in self.started.items() if process.poll() is not None]
+
+    def end(self, name: str) -> None:
+        """Let a process end by itself; kill it if it does not."""
+        _signal(self.started[name], signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self.started[name].wait(self._grace)
+        self.kill(name)
+
+    def kill(self, name: str) -> None:
+        """Kill a process and its group at once."""
+        process = self.started.pop(name)
+        _signal(process, signal.SIGKILL)
+        process.wait()
+        self._note()
+
+    def stop(self) -> None:
+        """Stop all, the last one first; kill those that do not end in time, or at Ctrl-C."""
+        running = [*reversed(self.started.values())]
+        try:
+            for process in running:
+                _signal(process, signal.SIGTERM)
+            deadline = time.monotonic() + self._grace
+            for process in running:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, deadline - time.monotonic()))
+        finally:
+            for process in running:
+                _signal(process, signal.SIGKILL)  # also what a leader has left in its group
+            for process in running:
+                process.wait()
+            self.started.clear()
+            self.pids.unlink(missing_ok=True)
+
+    def _note(self) -> None:
+        ids = "".join(f"{process.pid}\n" for process in self.started.values())
+        write_atomically(self.pids, ids.encode(), private=True)
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to the group of a process, if it still exists."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

@@ -184,11 +184,7 @@ class NodeStatus:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError):
-            raise OptionError(
-                f"{FILE} in {folder} cannot be read",
-                remedy="ask as the user of the node, with the release that the node runs",
-                code="FK-NODE-STATUS",
-            ) from None
+            raise OptionError(f"{FILE} in {folder} cannot be read", code="FK-NODE-STATUS") from None
 
     @property
     def running(self) -> bool:

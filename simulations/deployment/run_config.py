@@ -54,9 +54,7 @@ def run_config(
             found[key] = _plain(value, keys[key])
         elif name not in known or value != known[name].default:
             raise OptionError(
-                f"--{key} is not an option of the app {app.name}",
-                remedy="leave it out, or copy the app and add it",
-                code="FK-APP-OPTION",
+                f"--{key} is not an option of the app {app.name}", code="FK-APP-OPTION"
             )
     found |= {key: _plain(value, keys[key]) for key, value in more.items() if key in keys}
     found[next(key for key in _MODEL if key in keys)] = str(model)

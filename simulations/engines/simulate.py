@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args
@@ -15,11 +17,9 @@ from fedkern_flwr.options import at_least, check_choice
 from fedkern_flwr.progress import Listener, listening
 
 from .audit import Audit, AuditingGrid
-from .direct import ReportingApp, ReportingGrid
 from .faults import FaultyGrid, Plan
-from .in_process import InProcessGrid
-from .ray import Clients, run_on_ray, served
-from .ray_cluster import check_ray_address
+from .in_process import InProcessGrid, ReportingApp, ReportingGrid
+from .ray import Clients, check_ray_address, run_on_ray, served
 from .wrapper import RecordingGrid, Transcript
 
 Engine = Literal["in-process", "ray"]
@@ -155,3 +155,17 @@ def simulate_all(
     else:
         app = ReportingApp(served(client_fn))
         drive(InProcessGrid(app, num_clients, serialise=serialise))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Log errors only; ``strategy_`` has warnings."""
+    loggers = [logging.getLogger(name) for name in ("fedkern_flwr", "flwr")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

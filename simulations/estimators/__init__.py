@@ -7,7 +7,7 @@ except ImportError:
         "the estimators need scikit-learn; pip install 'fedkern-flwr[simulation]'"
     ) from None
 
-from .methods import (
+from .base import (
     FDSKLClassifier,
     FDSKLRegressor,
     FedCGClassifier,

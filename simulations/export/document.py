@@ -37,7 +37,6 @@ def document(model: FittedModel) -> dict[str, Any]:
     if model.meta.get("needed") is not None:
         raise OptionError(
             "rows of this model may lack a block of columns, which other formats cannot say",
-            remedy="run with --missing encode",
             code="FK-EXPORT-BLOCKS",
         )
     columns, inputs = _inputs(model)

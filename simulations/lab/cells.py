@@ -9,18 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import EngineError, FedKernError, OptionError
+from fedkern_flwr.options import at_least
 from fedkern_flwr.tables import plain_notes
+from fedkern_flwr.threads import processors
 
-from ..engines import Engine
+from ..engines.ray import connected
 from ..methods.experiment import run_entries, versions
 from ..methods.registry import family_with
 from ..run.data import Prepared, Settings
@@ -32,8 +34,7 @@ from .references import references_of
 
 #: Called with (steps done, steps in all) of a cell.
 CellProgress = Callable[[int, int], None]
-#: Of a finished cell: ``result``, ``facts``, ``notes`` and ``columns`` of its data, and
-#: ``peak_memory`` (bytes) of the process that computed it.
+#: Of a finished cell: ``result``, ``facts``, ``notes`` and ``columns`` of its data.
 Record = dict[str, Any]
 
 
@@ -51,7 +52,6 @@ class Cell:
     seed : int
     audited : bool
         Whether the traffic is audited.
-    engine : {"in-process", "ray"}
     check_pooled : bool (default: False)
         Whether the model is compared with that of the pooled rows.
     """
@@ -61,7 +61,6 @@ class Cell:
     options: Mapping[str, Any]
     seed: int
     audited: bool
-    engine: Engine
     check_pooled: bool = False
 
     @cached_property
@@ -84,7 +83,6 @@ class Cell:
             "options": dict(self.options),
             "seed": self.seed,
             "audited": self.audited,
-            "engine": self.engine,
             "check_pooled": self.check_pooled,
             "versions": versions(),
             "code": code_digest(),
@@ -135,9 +133,7 @@ class CellStore:
             write_atomically(self._file(cell), text.encode())
         except OSError as error:
             raise OptionError(
-                f"{self.folder} cannot be written ({error.strerror})",
-                remedy="make room, or choose another --cells",
-                code="FK-FILE-WRITE",
+                f"{self.folder} cannot be written ({error.strerror})", code="FK-FILE-WRITE"
             ) from None
         self._own.add(cell.key)
         kept: Record = json.loads(text)["record"]
@@ -148,85 +144,157 @@ class CellStore:
 
 
 def run_cell(cell: Cell, progress: CellProgress = lambda done, total: None) -> Record:
-    """Compute a cell, see :func:`run_alike`."""
-    records: list[Record] = []
-    run_alike(
-        [cell],
-        progress=lambda _, done, total: progress(done, total),
-        finished=lambda _, record: records.append(record),
-    )
-    return records[0]
-
-
-def run_alike(
-    cells: Sequence[Cell],
-    *,
-    progress: Callable[[int, int, int], None],
-    finished: Callable[[int, Record], None],
-    ray_address: str | None = None,
-) -> None:
-    """Compute cells that differ in method and options only, in this process, on one thread.
-
-    Parameters
-    ----------
-    cells : sequence of Cell
-        With the same data, seed and engine.
-    progress : callable
-        Called with (index of the cell, steps done, steps in all).
-    finished : callable
-        Called with (index of the cell, its record).
-    ray_address : str, optional
-        Of the cluster for engine ``ray``.
+    """Compute a cell in this process, on one thread; return its record.
 
     Raises
     ------
     FedKernError
-        See the family's ``prepare`` and the strategy's ``start``.
+        The run failed.
     """
-    first = cells[0]
-    own, prepared = family_with(first.settings), _prepare(first.settings)
-    known = references_of(own)
-    entries = [
-        Entry(str(k), cell.method, dict(cell.options), reference=known.get(cell.method))
-        for k, cell in enumerate(cells)
-    ]
-
-    def keep(entry: Entry) -> None:
-        finished(
-            int(entry.label),
-            {
-                "result": entry.results[0],
-                "facts": prepared.facts(),
-                "notes": plain_notes(prepared.notes),
-                "columns": [one._asdict() for one in prepared.explain()],
-                "first_table": prepared.first_table(),
-            },
-        )
-
-    def progress_of(label: str, done: int, total: int) -> None:
-        if total:  # training in one place has no steps
-            progress(int(label), done, total)
-
+    own, prepared = family_with(cell.settings), _prepare(cell.settings)
+    reference = references_of(own).get(cell.method)
+    entry = Entry("", cell.method, dict(cell.options), reference=reference)
+    check = {"check_pooled": cell.check_pooled}
     with threadpool_limits(1):  # sums depend on the number of threads
         run_entries(
-            entries,
+            [entry],
             prepared,
-            engine=first.engine,
-            seed=first.seed,
-            audited=first.audited,
-            ray_address=ray_address,
-            progress=progress_of,
-            measure=lambda strategy: own.measure(
-                strategy, prepared, {"check_pooled": first.check_pooled}
-            ),
-            draw_done=lambda entry, _: keep(entry),
+            engine="in-process",
+            seed=cell.seed,
+            audited=cell.audited,
+            progress=lambda _, done, total: progress(done, total) if total else None,
+            measure=lambda strategy: own.measure(strategy, prepared, check),
         )
-    for entry in entries:
-        if entry.reference is not None:
-            keep(entry)
+    return {
+        "result": entry.results[0],
+        "facts": prepared.facts(),
+        "notes": plain_notes(prepared.notes),
+        "columns": [one._asdict() for one in prepared.explain()],
+        "first_table": prepared.first_table(),
+    }
 
 
 @lru_cache(maxsize=1)
 def _prepare(settings: Settings) -> Prepared:
     prepared: Prepared = family_with(settings).prepare(settings)
     return prepared
+
+
+# -- many cells: one after the other, or in parallel as Ray tasks
+
+__all__ = ["CellFailed", "choose_jobs", "sweep"]
+
+#: Called with a finished cell and its record.
+Done = Callable[[Cell, Record], None]
+#: Called with (cell, steps done, steps in all) of the current cell in this process.
+Progress = Callable[[Cell, int, int], None]
+
+_WORTH_WORKERS = 12  # with fewer cells, starting workers takes longer than it saves
+
+
+class CellFailed(Exception):
+    """A cell could not be computed.
+
+    Parameters
+    ----------
+    cell : Cell
+    error : FedKernError
+    """
+
+    def __init__(self, cell: Cell, error: FedKernError) -> None:
+        super().__init__(str(error))
+        self.cell, self.error = cell, error
+
+
+def choose_jobs(cells: Sequence[Cell], runs: int) -> int:
+    """Choose how many cells are computed at a time.
+
+    All processors are used where repetitions are averaged. A single repetition, of which seconds
+    are compared, runs alone.
+    """
+    if runs < 2 or len(cells) < _WORTH_WORKERS:
+        return 1
+    return processors()
+
+
+def sweep(
+    cells: Sequence[Cell],
+    *,
+    jobs: int = 1,
+    ray_address: str | None = None,
+    progress: Progress,
+    done: Done,
+) -> None:
+    """Compute cells.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+        Repetitions to compute.
+    jobs : int (default: 1)
+        Cells at a time; with an address as many as the cluster has processors.
+    ray_address : str, optional
+        Of a Ray cluster (default: with several jobs Ray is started on this machine).
+    progress, done : callable
+        See :data:`Progress`, :data:`Done`.
+
+    Raises
+    ------
+    CellFailed
+        The first one, after ``done`` for each cell that finished before.
+    """
+    at_least("jobs", jobs, 1)
+    if ray_address is not None or jobs > 1:
+        with connected(ray_address or "local", num_cpus=jobs) as ray:
+            _run_tasks(ray, cells, done)
+        return
+    for cell in cells:
+        try:
+            record = run_cell(cell, partial(progress, cell))
+        except FedKernError as error:
+            raise CellFailed(cell, error) from error
+        done(cell, record)
+
+
+def _run_tasks(ray: Any, cells: Sequence[Cell], done: Done) -> None:
+    """Run cells as Ray tasks; Ray itself repeats those that memory is too short for."""
+    task = ray.remote(_compute).options(num_cpus=1, max_retries=1)
+    running = {task.remote(cell, cell.key): cell for cell in cells}
+    while running:  # Ray ends the tasks of a driver that exits
+        ready, _ = ray.wait(list(running), num_returns=1)
+        cell = running.pop(ready[0])
+        try:
+            record = _get(ray, ready[0])
+        except FedKernError as error:
+            raise CellFailed(cell, error) from error
+        done(cell, record)
+
+
+def _compute(cell: Cell, key: str) -> Record:
+    """Compute a cell in a worker, if it has the same data, libraries and code."""
+    here = replace(cell)  # the copy computes its key here
+    file, party = Path(cell.settings.data), getattr(cell.settings, "party", ())
+    if file.suffix and not file.is_file() and not party:
+        return run_cell(here)  # raises an error about the missing file
+    if here.key != key:
+        raise EngineError(
+            "a node of the Ray cluster has other data, libraries or code", code="FK-ENGINE-DIFFERS"
+        )
+    return run_cell(here)
+
+
+def _get(ray: Any, reference: Any) -> Record:
+    """Return the result of a task, or raise its error."""
+    try:
+        record: Record = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, FedKernError):
+            raise error.cause from None
+        raise EngineError(
+            f"a cell failed: {type(error.cause).__name__}: {error.cause}", code="FK-ENGINE-CELL"
+        ) from None
+    except ray.exceptions.RayError as error:
+        raise EngineError(
+            f"a worker of Ray ended ({type(error).__name__})", code="FK-ENGINE-ACTOR"
+        ) from None
+    return record

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import wilcoxon
 
-from ..engines import Engine
-from ..methods.references import ALONE, FED_AVG, TWO_TREES, summarise_reference
+from ..methods.pooled import ALONE, FED_AVG, TWO_TREES, summarise_reference
 from ..methods.registry import family_with
 from ..run.entries import Entry, draw_label
 from ..run.format import figure
@@ -93,7 +92,7 @@ class Comparison:
     entries : list of Entry
     summaries : dict
         Label -> :meth:`~Family.summarise`, of a reference method
-        :func:`~fedkern_flwr.simulations.methods.references.summarise_reference`, with the figures
+        :func:`~fedkern_flwr.simulations.methods.pooled.summarise_reference`, with the figures
         of each repetition.
     facts : dict
         See :meth:`Prepared.facts`.
@@ -143,10 +142,9 @@ def plan(chosen: Preset, seed: int) -> list[Part]:
         settings = section.settings(dataset, label)
         # the engine makes no difference to a reference
         reference = method in references_of(family_with(settings))
-        engine: Engine = "in-process" if reference else chosen.engine
         check = section.check_pooled and not reference
         return [
-            Cell(settings, method, options, seed + k, k == 0 and not reference, engine, check)
+            Cell(settings, method, options, seed + k, k == 0 and not reference, check)
             for k in range(chosen.runs)
         ]
 

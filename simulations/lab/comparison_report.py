@@ -10,12 +10,12 @@ from typing import Any
 
 from fedkern_flwr.tables.table import how_many
 
-from ..methods.common import Column
 from ..methods.experiment import versions
 from ..run import drawing
 from ..run.data import Settings
 from ..run.provenance import source_of
 from ..run.report import Block, FactsBlock, TableBlock, TextBlock, first_blocks, write_report
+from .columns import Column
 from .comparison import Comparison, best_cells, columns_of, headings, table_rows
 from .figures import ACROSS, FIGURES
 from .findings import HEADINGS, READING, count_misses, paper_figures, seen_tables, verdict
@@ -63,7 +63,7 @@ def comparison_result(chosen: Preset, comparisons: list[Comparison], seed: int) 
     """Return a preset's results for JSON; infinite and missing numbers are null."""
     found = {
         "preset": chosen.name,
-        "engine": chosen.engine,
+        "engine": "in-process",
         "seed": seed,
         "runs": chosen.runs,
         "versions": versions(),
@@ -136,7 +136,7 @@ def _blocks(
     ]
     sources = {name: source_of(settings) for name, settings in chosen.data.items()}
     blocks.append(FactsBlock("Where the data comes from", sources))
-    facts = {"engine": chosen.engine, "seed": str(seed), "draws": str(chosen.runs)}
+    facts = {"seed": str(seed), "draws": str(chosen.runs)}
     blocks.append(FactsBlock("Settings", facts | _options(chosen)))
     blocks.append(FactsBlock("Versions", versions()))
     return blocks
@@ -218,7 +218,7 @@ def _slug(text: str) -> str:
 def _caption(chosen: Preset, comparison: Comparison) -> str:
     repeated = how_many(len(comparison.entries[0].results), "run")
     caption = comparison.section.caption(comparison.dataset)
-    return f"{caption}, {repeated}, engine {chosen.engine}"
+    return f"{caption}, {repeated}"
 
 
 def _options(chosen: Preset) -> dict[str, str]:

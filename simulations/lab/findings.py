@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..methods.references import ALONE
+from ..methods.pooled import ALONE
 from ..run.format import size
 from ..run.report import Block, TableBlock
 from .columns import seen_plainly

@@ -14,7 +14,7 @@ from fedkern_flwr.registered import find_method, registered
 from fedkern_flwr.tables.dialect import DIALECT
 
 from ..methods.labelled_data import LabelledSettings
-from ..methods.references import ALONE, FED_AVG
+from ..methods.pooled import ALONE, FED_AVG
 from ..methods.registry import METHODS, family, method
 from ..methods.rows import RowSettings
 from ..run.data import Prepared, Settings

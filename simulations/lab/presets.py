@@ -1,7 +1,7 @@
 """Make the presets of ``fedkern compare`` from ``papers/*.toml``.
 
 A file has values for all of its presets, and a table ``[[preset]]`` for each, which overrides them:
-``name``, ``title``, ``text``, ``runs``, ``engine``, and the parts of a :class:`Section`
+``name``, ``title``, ``text``, ``runs``, and the parts of a :class:`Section`
 (``section_title``, ``section_text``, ``columns``, ``plots``, ``across``, ``sweep``, ``ranks``,
 ``parties``). A preset has a section for each data set, or one for all (``together``). ``sections``
 lists tables, or names of tables ``[section.NAME]``, with further overrides. A section that is
@@ -247,26 +247,17 @@ def preset(
             code="FK-OPTION-CHOICE",
         )
     if paper_split and (name, True) not in _MADE:
-        raise OptionError(
-            f"the paper's split of {name} is not known",
-            remedy="leave out --paper-split",
-            code="FK-PRESET-SPLIT",
-        )
+        raise OptionError(f"the paper's split of {name} is not known", code="FK-PRESET-SPLIT")
     place = DataFiles(files or {})
     if name == "peers":
         made = eight_tables(datasets, place)
     else:
         given = _MADE[name, paper_split]
         if datasets and given.get("own_data"):
-            raise TableError(
-                f"{name} has its own data",
-                remedy="leave out --datasets",
-                code="FK-COMPARE-OPTION",
-            )
+            raise TableError(f"{name} has its own data", code="FK-COMPARE-OPTION")
         sections = tuple(_sections(given, datasets, place))
         title, text = fill([given["title"], given["text"]], given)
-        runs, engine = given.get("runs", 20), given.get("engine", "in-process")
-        made = Preset(name, title, text, sections, runs, engine)
+        made = Preset(name, title, text, sections, given.get("runs", 20))
     if place.unread:
         raise TableError(
             f"the preset reads no file of {min(place.unread)}",

@@ -12,7 +12,6 @@ import numpy as np
 
 from fedkern_flwr.errors import TableError
 
-from ..engines import Engine
 from ..methods.base import Family
 from ..methods.registry import family_with
 from ..run.data import Settings
@@ -106,8 +105,6 @@ class Preset:
     sections : tuple of Section
     runs : int
         Repetitions per entry.
-    engine : str
-        Default engine.
     """
 
     name: str
@@ -115,7 +112,6 @@ class Preset:
     text: str
     sections: tuple[Section, ...]
     runs: int = 20
-    engine: Engine = "in-process"
 
     @property
     def data(self) -> dict[str, Settings]:

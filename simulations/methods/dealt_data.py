@@ -26,8 +26,8 @@ from fedkern_flwr.tables.table import Table, how_many
 
 from ...strategies import Method
 from ..run.data import Prepared
-from ..run.judging_plots import plot_judged, plot_predicted
 from ..run.party_files import PartyFiles
+from ..run.plots import plot_judged, plot_predicted
 from .labelled_data import (
     LabelledSettings,
     constant_columns,

@@ -23,7 +23,7 @@ from ..engines.faults import first_fault
 from ..run.data import Prepared
 from ..run.entries import Entry, draw_label
 from ..run.provenance import code_digest
-from .references import run_reference
+from .pooled import run_reference
 from .registry import family, method
 
 __all__ = ["Entry", "checkpoint_file", "run_entries", "summarise", "versions"]

@@ -25,9 +25,9 @@ from fedkern_flwr.vertical.parties import MissingRows
 from ...clients import SVMClient
 from ...strategies import HierarchicalSVM, Method
 from ..engines.faults import DelayLaw, GroupDelays, Plan
+from ..run.datasets import RANDOM_LABELS, random_labels
 from ..run.options import METHOD, Option
 from ..run.party_files import PartyFiles
-from ..run.random_labels import RANDOM_LABELS, random_labels
 from ..run.splits import Split, split_rows
 from .base import (
     Config,

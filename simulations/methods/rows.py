@@ -249,7 +249,7 @@ class RowsFamily(Family[Method, RowSettings, RowData]):
         drawn = {f"node_{path.parent.name}_{path.stem}": path for path in found}
         if "columns" not in summary.get("details", {}):
             return drawn
-        from ..run.summary_plots import plot_summary
+        from ..run.plots import plot_summary
 
         return {**plot_summary(folder, summary["details"]), **drawn}
 

@@ -72,11 +72,7 @@ def make_folder(folder: Path, option: str) -> None:
 
 def used(folder: Path) -> OptionError:
     """Return the error for a folder with results."""
-    return OptionError(
-        f"{folder} has results already",
-        remedy="choose another --out, or replace them with --force",
-        code="FK-FOLDER-RESULTS",
-    )
+    return OptionError(f"{folder} has results already", code="FK-FOLDER-RESULTS")
 
 
 @contextmanager

@@ -10,7 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from . import drawing
 from .drawing import Style
@@ -247,3 +251,199 @@ def _finite(bar: Bar) -> tuple[float, float]:
     mean, std = bar
     known = std is not None and math.isfinite(std)
     return math.nan if mean is None else mean, float(std or 0.0) if known else 0.0
+
+
+# -- held-out rows
+
+_MOST_CURVES = 7
+_MOST_POINTS = 1000
+_OBSERVED = "observed share of the class"
+_WRITTEN = 12  # classes up to which the cells of a confusion matrix say their numbers
+
+
+def plot_judged(folder: Path, held_out: Mapping[str, Any], names: Sequence[str]) -> dict[str, Path]:
+    """Draw what was counted on held-out rows; return name of the artifact -> file.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to write.
+    held_out : mapping
+        See :meth:`fedkern_flwr.judging.figures.Judged.details`.
+    names : sequence of str
+        Of the classes.
+
+    Raises
+    ------
+    OptionError
+        If matplotlib is not installed.
+    """
+    made = dict[str, Path]()
+    if "confusion" in held_out:
+        matrix = np.array(held_out["confusion"])
+        made["confusion_plot"] = plot_confusion(matrix, names, folder / "confusion.png")
+    if "roc" in held_out:
+        rest = names[1:] if len(names) == 2 else names
+        of = "class" if len(names) == 2 else "class against the rest:"
+        rest = [f"{of} {drawing.clean_name(name)}" for name in names[len(names) == 2 :]]
+        curves = dict(zip(rest[:_MOST_CURVES], held_out["roc"], strict=False))
+        title = "ROC curve of held-out rows, from summed histograms"
+        labels = title, "false positive rate", "true positive rate"
+        made["roc_plot"] = plot_unit_square(curves, folder / "roc.png", *labels)
+        kinds = {f"{name} calibration": own for name, own in held_out["calibration"].items()}
+        labels = "Calibration on held-out rows", "predicted probability (mean)", _OBSERVED
+        made["calibration_plot"] = plot_unit_square(kinds, folder / "calibration.png", *labels)
+    return made
+
+
+def plot_confusion(matrix: NDArray[Any], names: Sequence[str], path: Path) -> Path:
+    """Draw a confusion matrix, shape (classes, classes), rows are true classes."""
+    figure = drawing.new_figure(4.4)
+    axes = figure.add_subplot()
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0.0, vmax=1.0)
+    if len(names) <= _WRITTEN:
+        for row, column in np.ndindex(*matrix.shape):
+            colour = "white" if shares[row, column] > 0.5 else drawing.INK
+            text = f"{matrix[row, column]:d}"
+            axes.text(
+                column, row, text, ha="center", va="center", color=colour, fontsize=drawing.SMALL
+            )
+    drawing.finish_axes(
+        axes, f"Confusion matrix of {matrix.sum():d} held-out rows", "predicted class", "true class"
+    )
+    axes.grid(visible=False)
+    for set_ticks in (axes.set_xticks, axes.set_yticks):
+        set_ticks(range(len(names)), [drawing.clean_name(name) for name in names])
+    return drawing.save_figure(figure, path, svg=False)
+
+
+def plot_unit_square(
+    curves: Mapping[str, Sequence[Sequence[float]]],
+    path: Path,
+    title: str,
+    xlabel: str,
+    ylabel: str,
+) -> Path:
+    """Draw curves of shares over shares, such as of a ROC, with the diagonal.
+
+    Parameters
+    ----------
+    curves : mapping of str to sequence
+        Name -> points, of which the first two numbers are drawn.
+    path : Path
+        Where to write; the suffix does not matter.
+    title, xlabel, ylabel : str
+        Texts of the figure.
+    """
+    figure = drawing.new_figure(4.2)
+    axes = figure.add_subplot()
+    looks = drawing.assign_styles(curves)
+    for name, points in curves.items():
+        xs, ys = zip(*(point[:2] for point in points), strict=True) if points else ((), ())
+        drawing.draw_line(axes, xs, ys, looks[name])
+    axes.plot([0.0, 1.0], [0.0, 1.0], color=drawing.SOFT, linewidth=0.8, zorder=1.5)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    drawing.finish_axes(axes, title, xlabel, ylabel)
+    drawing.legend_below(figure, {name: name for name in curves}, looks)
+    return drawing.save_figure(figure, path, svg=False)
+
+
+def plot_predicted(
+    true: NDArray[np.float64], predicted: NDArray[np.float64], width: float | None, path: Path
+) -> Path:
+    """Draw predictions of a regression against labels, with the interval of half a width.
+
+    Parameters
+    ----------
+    true, predicted : ndarray, shape (n,)
+        In the label's unit; of more than a thousand rows some are drawn.
+    width : float or None
+        Half the width of an interval.
+    path : Path
+        Where to write; the suffix does not matter.
+    """
+    figure = drawing.new_figure(4.2)
+    axes = figure.add_subplot()
+    step = -(-len(true) // _MOST_POINTS)
+    colour = drawing.assign_styles(["rows"])["rows"].colour
+    axes.scatter(predicted[::step], true[::step], s=8, alpha=0.5, color=colour, linewidths=0)
+    ends = np.array([predicted.min(), predicted.max()])
+    axes.plot(ends, ends, color=drawing.SOFT, linewidth=1.0)
+    if width is not None:
+        axes.fill_between(ends, ends - width, ends + width, color=colour, alpha=0.14, linewidth=0)
+    title = "Held-out rows" + (", with prediction interval" if width is not None else "")
+    drawing.finish_axes(axes, title, "prediction", "label")
+    return drawing.save_figure(figure, path, svg=False)
+
+
+# -- a summary
+
+_MOST = 60  # columns that are drawn
+_ACROSS = 5
+_TITLE = 16  # letters in a line above a small histogram
+
+
+def plot_summary(folder: Path, details: Mapping[str, Any]) -> dict[str, Path]:
+    """Draw the details of a summary; return artifact -> file."""
+    found, columns = {}, [one for one in details.get("columns", ()) if one["histogram"]]
+    if columns:
+        found["histograms_plot"] = _histograms(folder, columns[:_MOST])
+    for k, one in enumerate(details.get("correlations", ())):
+        if len(one["columns"]) <= _MOST:
+            found[f"correlations_{k + 1}_plot"] = _correlations(folder, one, k + 1)
+    gaps = {one["name"]: one["gaps"] / max(one["rows"], 1) for one in details.get("columns", ())}
+    for name, one in details.get("categories", {}).items():
+        known = sum(one["counts"].values())
+        gaps[name] = (one["rows"] - known) / max(one["rows"], 1)
+    gaps = {name: share for name, share in gaps.items() if share > 0.0}
+    if gaps:
+        found["missing_plot"] = _missing(folder, dict([*gaps.items()][:_MOST]))
+    return found
+
+
+def _histograms(folder: Path, columns: list[Any]) -> Path:
+    down = -(-len(columns) // _ACROSS)
+    figure = drawing.new_figure(1.2 + 1.3 * down)
+    style = drawing.assign_styles(["all"])["all"]
+    grid = figure.subplots(down, _ACROSS, squeeze=False).ravel()
+    for axes, one in zip(grid, columns, strict=False):
+        edges, counts = map(np.asarray, one["histogram"])
+        axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=style.colour)
+        axes.set_title(fill(drawing.clean_name(one["name"]), _TITLE), fontsize=7)
+        axes.set_yticks([])
+        axes.set_xticks([edges[0], edges[-1]])
+        axes.set_xticklabels([_end(value, one["kind"]) for value in edges[[0, -1]]], fontsize=6)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    for axes in grid[len(columns) :]:
+        axes.set_axis_off()
+    return drawing.save_figure(figure, folder / "histograms", svg=False)
+
+
+def _end(value: float, kind: str) -> str:
+    """Write an end of an axis; dates are in days since 1970."""
+    return str(np.datetime64(int(value), "D")) if kind == "date" else f"{value:.3g}"
+
+
+def _correlations(folder: Path, one: Mapping[str, Any], number: int) -> Path:
+    names = [drawing.clean_name(name) for name in one["columns"]]
+    figure = drawing.new_figure(min(5.0, 2.0 + 0.25 * len(names)))  # it is as wide as the page
+    axes = figure.add_subplot()
+    matrix = np.array(one["matrix"], np.float64)
+    image = axes.imshow(matrix, cmap="RdBu_r", vmin=-1.0, vmax=1.0)
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    figure.colorbar(image, ax=axes, fraction=0.046, label="correlation")
+    return drawing.save_figure(figure, folder / f"correlations-{number}", svg=False)
+
+
+def _missing(folder: Path, gaps: Mapping[str, float]) -> Path:
+    figure = drawing.new_figure(1.2 + 0.25 * len(gaps))
+    axes = figure.add_subplot()
+    style = drawing.assign_styles(["all"])["all"]
+    axes.barh(range(len(gaps)), [100.0 * share for share in gaps.values()], color=style.colour)
+    axes.invert_yaxis()
+    axes.set_yticks(range(len(gaps)), [drawing.clean_name(name) for name in gaps], fontsize=7)
+    axes.set_xlabel("missing cells (%)")
+    axes.spines[["top", "right"]].set_visible(False)
+    return drawing.save_figure(figure, folder / "missing", svg=False)

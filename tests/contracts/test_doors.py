@@ -26,7 +26,7 @@ from zoo import same
 
 from fedkern_flwr import load_model
 from fedkern_flwr.simulations.cli.main import run as run_command
-from fedkern_flwr.simulations.engines.ray_cluster import address_of, check_ray_address
+from fedkern_flwr.simulations.engines.ray import address_of, check_ray_address
 from fedkern_flwr.simulations.estimators import (
     FDSKLClassifier,
     FedCGClassifier,

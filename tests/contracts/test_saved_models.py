@@ -24,7 +24,7 @@ from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.fitted import FittedModel, votes
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.simulations.cli import run as run_command
-from fedkern_flwr.simulations.methods import dealt_data, online_fitted
+from fedkern_flwr.simulations.methods import dealt_data, online
 from fedkern_flwr.simulations.methods.gram_learner import choose_machine
 from fedkern_flwr.simulations.methods.new_rows import read_predictions
 from fedkern_flwr.tables import load_table
@@ -331,7 +331,7 @@ def test_a_client_of_local_only_that_was_lost_has_learned_nothing(tables, comman
     strategy = strategies.LocalOnly(seed=0)
     strategy.num_rounds, strategy.run_seed = 16, 0
     strategy.nodes.session = session.name.rpartition("-")[2]
-    parts = online_fitted.whole_model(strategy, prepared, session.parent)
+    parts = online.whole_model(strategy, prepared, session.parent)
     lost = parts.arrays["weights"][1]
     assert not lost.any()
     assert parts.arrays["weights"][[0, 2]].any(axis=1).all()

@@ -14,8 +14,14 @@ from refusals import refuses
 
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.simulations.lab import cells as module
-from fedkern_flwr.simulations.lab.cells import Cell, CellStore, run_alike, run_cell
-from fedkern_flwr.simulations.lab.sweep import CellFailed, choose_jobs, sweep
+from fedkern_flwr.simulations.lab.cells import (
+    Cell,
+    CellFailed,
+    CellStore,
+    choose_jobs,
+    run_cell,
+    sweep,
+)
 from fedkern_flwr.simulations.methods.experiment import run_entries
 from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.simulations.methods.registry import family
@@ -29,7 +35,7 @@ WEATHER = DataSettings("iris", clients=3, rounds=6)
 
 def cell(**changes: Any) -> Cell:
     given: dict[str, Any] = {"settings": WEATHER, "method": "ofskl", "options": {"features": 8}}
-    given |= {"seed": 3, "audited": False, "engine": "in-process"}
+    given |= {"seed": 3, "audited": False}
     return Cell(**{**given, **changes})
 
 
@@ -48,20 +54,9 @@ def test_a_cell_is_the_draw_that_a_run_of_several_draws_has() -> None:
     assert (found["metrics"], found["bytes_up"]) == (audited["metrics"], audited["bytes_up"])
 
 
-def test_cells_that_run_together_are_those_that_run_alone() -> None:
-    alike = [cell(), cell(method="pof-mkl", options={"features": 4}), cell(method="local-only")]
-    together: dict[int, Any] = {}
-    run_alike(alike, progress=lambda *_: None, finished=together.__setitem__)
-    assert list(together) == [0, 1, 2]
-    for one, record in zip(alike, together.values(), strict=True):
-        assert run_cell(one)["result"]["metrics"] == record["result"]["metrics"]
-        assert record["facts"]["clients"] == 3
-        assert record["peak_memory"] > 1e7
-
-
 def test_what_a_result_depends_on_changes_its_key(tmp_path: Path, monkeypatch: Any) -> None:
     other: dict[str, Any] = {"seed": 4, "options": {"features": 9}, "method": "pof-mkl"}
-    other |= {"audited": True, "engine": "ray", "check_pooled": True}
+    other |= {"audited": True, "check_pooled": True}
     settings = replace(WEATHER, seed=1), replace(WEATHER, data="wine"), VerticalSettings("iris")
     changes = [
         *({name: value} for name, value in other.items()),
@@ -85,7 +80,7 @@ def test_what_a_result_depends_on_changes_its_key(tmp_path: Path, monkeypatch: A
 def test_a_store_finds_what_it_keeps_and_nothing_that_was_cut_off(tmp_path: Path) -> None:
     store = CellStore(tmp_path / "cells")
     result = {"metrics": {"mse": 0.1 + 0.2}, "history": [], "privacy": {}}
-    record = {"result": result, "facts": {}, "notes": [], "peak_memory": 1}
+    record = {"result": result, "facts": {}, "notes": []}
     assert store.find(cell()) is None
     assert store.keep(cell(), record) == record
     assert CellStore(tmp_path / "cells").find(cell()) == record
@@ -120,7 +115,7 @@ def test_a_sweep_gives_what_is_finished_before_it_names_the_cell_that_fails(tmp_
 
 
 def test_a_worker_with_other_data_or_code_is_refused() -> None:
-    from fedkern_flwr.simulations.lab.sweep import _compute
+    from fedkern_flwr.simulations.lab.cells import _compute
 
     refuses("FK-ENGINE-DIFFERS", _compute, cell(), "something else")
     assert _compute(cell(), cell().key)["result"]["exchanges"] == 7
@@ -130,7 +125,7 @@ def test_records_are_json_and_one_draw_is_timed_alone(tmp_path: Path, monkeypatc
     own = VerticalSettings("wine", rounds=None)
     record = run_cell(cell(settings=own, method="svc", options={}))
     assert json.loads(json.dumps(record)) == CellStore(tmp_path).keep(cell(), record)
-    monkeypatch.setattr("fedkern_flwr.simulations.lab.sweep.processors", lambda: 8)
+    monkeypatch.setattr("fedkern_flwr.simulations.lab.cells.processors", lambda: 8)
     many = [cell(seed=s) for s in range(40)]
     assert [choose_jobs(*one) for one in ((many, 1), (many[:5], 20), (many, 20))] == [1, 1, 8]
 

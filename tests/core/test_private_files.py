@@ -53,9 +53,8 @@ from fedkern_flwr.node.state import (
     store_state,
 )
 from fedkern_flwr.secure_sum import PartyState
-from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
+from fedkern_flwr.simulations.deployment.local import Processes, make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.node_files import write_node
-from fedkern_flwr.simulations.deployment.processes import Processes
 from fedkern_flwr.simulations.run.drawing import save_figure
 from fedkern_flwr.simulations.run.folders import make_folder
 from fedkern_flwr.simulations.run.report import write_report

@@ -25,7 +25,7 @@ from fedkern_flwr.failure import Failure, mark_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.log_lines import log_as
 from fedkern_flwr.simulations import InProcessGrid
-from fedkern_flwr.simulations.engines.direct import DirectApp
+from fedkern_flwr.simulations.engines.in_process import DirectApp
 from fedkern_flwr.transport import Courier, Outcome, exchange, request_messages
 from fedkern_flwr.watch import Ledger, Watch
 from fedkern_flwr.wire import DescribeRequest

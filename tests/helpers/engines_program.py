@@ -30,9 +30,8 @@ from zoo import Found, hospitals
 from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.errors import FedKernError, TableError
 from fedkern_flwr.simulations import Fault, SimulationStep, simulate_all
-from fedkern_flwr.simulations.engines import ray_cluster
-from fedkern_flwr.simulations.lab.cells import Cell, run_cell
-from fedkern_flwr.simulations.lab.sweep import CellFailed, sweep
+from fedkern_flwr.simulations.engines import ray as on_ray
+from fedkern_flwr.simulations.lab.cells import Cell, CellFailed, run_cell, sweep
 from fedkern_flwr.simulations.methods.online_data import DataSettings
 from fedkern_flwr.strategies import POFMKL
 
@@ -298,7 +297,7 @@ def on_a_cluster(address: str) -> dict[str, Any]:
     except CellFailed as failed:
         found["no data"] = [type(failed.error).__name__, str(failed.error)]
     os.environ["RAY_ADDRESS"] = address  # the cluster is still there
-    ray_cluster.version = lambda package: "0.0.1"  # type: ignore[attr-defined]
+    on_ray.version = lambda package: "0.0.1"  # type: ignore[attr-defined]
     try:
         runs.run("ray")
     except FedKernError as error:

@@ -11,21 +11,19 @@ from scipy.spatial.distance import cdist
 
 from fedkern_flwr.simulations.attacks import pof_mkl
 from fedkern_flwr.simulations.attacks.distances import (
-    distances_by_svd,
-    relative_error,
-)
-from fedkern_flwr.simulations.attacks.inversion import TOLERANCE, invert_gradient, invert_release
-from fedkern_flwr.simulations.attacks.secure_gram import peel_profiles
-from fedkern_flwr.simulations.attacks.single_rows import (
     angles_apart,
     columns_of_phases,
     coordinates,
+    distances_by_svd,
     equal_rows,
     from_known,
+    relative_error,
     share_of_columns,
     two_valued,
     unwrapped,
 )
+from fedkern_flwr.simulations.attacks.inversion import TOLERANCE, invert_gradient, invert_release
+from fedkern_flwr.simulations.attacks.secure_gram import peel_profiles
 
 # -- POF-MKL
 

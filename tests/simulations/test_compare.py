@@ -316,7 +316,7 @@ def test_a_report_says_what_became_of_columns_and_names_no_category(put, compare
 
 @pytest.mark.long
 def test_the_demo_compares_every_method(compared: Compared) -> None:
-    options = ["--engine", "in-process", "--clients", "3", "--rounds", "5", "--runs", "1"]
+    options = ["--clients", "3", "--rounds", "5", "--runs", "1"]
     result, said = compared("demo", *options, "--out", "c")
     assert [len(one["methods"]) for one in result["datasets"].values()] == [11, 3, 4, 2, 5, 2]
     assert "POF-MKL" in said

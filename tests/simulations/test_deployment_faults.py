@@ -33,8 +33,11 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import Fault, simulate
-from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
-from fedkern_flwr.simulations.deployment.local import LocalDeployment
+from fedkern_flwr.simulations.deployment.local import (
+    LocalDeployment,
+    make_certificates,
+    make_node_key,
+)
 from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.engines.faults import Delivery

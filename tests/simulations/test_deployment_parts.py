@@ -28,10 +28,15 @@ from fedkern_flwr.errors import EngineError
 from fedkern_flwr.guard.policy import NodePolicy, read_policy, toml
 from fedkern_flwr.node_config import read_classes
 from fedkern_flwr.simulations.cli import deploy
-from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
-from fedkern_flwr.simulations.deployment.local import LocalDeployment, ended, free_port
+from fedkern_flwr.simulations.deployment.local import (
+    LocalDeployment,
+    Processes,
+    ended,
+    free_port,
+    make_certificates,
+    make_node_key,
+)
 from fedkern_flwr.simulations.deployment.node_files import read_secrets, write_node
-from fedkern_flwr.simulations.deployment.processes import Processes
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared, run_config
 from fedkern_flwr.simulations.methods.registry import family, method, options
 from fedkern_flwr.tables import load_table

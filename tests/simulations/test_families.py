@@ -21,7 +21,7 @@ from fedkern_flwr.method import option
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines.faults import DelayLaw, Delivery, GroupDelays
 from fedkern_flwr.simulations.methods import rows as of_rows
-from fedkern_flwr.simulations.methods import vertical_oracle
+from fedkern_flwr.simulations.methods import vertical as of_vertical
 from fedkern_flwr.simulations.methods.dealt_data import frequency_seed
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries
 from fedkern_flwr.simulations.methods.groups import (
@@ -31,7 +31,7 @@ from fedkern_flwr.simulations.methods.groups import (
 )
 from fedkern_flwr.simulations.methods.groups_oracle import linear_svm, pooled_optimum
 from fedkern_flwr.simulations.methods.hybrid import HybridData, HybridSettings
-from fedkern_flwr.simulations.methods.hybrid_oracle import (
+from fedkern_flwr.simulations.methods.hybrid import (
     centralised_difference as hybrid_difference,
 )
 from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
@@ -40,8 +40,8 @@ from fedkern_flwr.simulations.methods.registry import METHODS, family, family_wi
 from fedkern_flwr.simulations.methods.vertical import (
     VerticalData,
     VerticalSettings,
+    centralised_difference,
 )
-from fedkern_flwr.simulations.methods.vertical_oracle import centralised_difference
 from fedkern_flwr.simulations.run.options import options as options_of
 from fedkern_flwr.strategies import FDSKL, FedCG, HierarchicalSVM, KernelPCA
 
@@ -350,7 +350,7 @@ def test_the_pooled_twin_is_what_parties_made_of_their_seeds(case, vertical, tab
             return changed if whose == party else frequency_seed(seed, whose)
 
         with monkeypatch.context() as patch:
-            patch.setattr(vertical_oracle, "frequency_seed", seed_of)
+            patch.setattr(of_vertical, "frequency_seed", seed_of)
             assert centralised_difference(strategy, data) > 10.0 * max(difference, 1e-3)
     outputs[next(iter(outputs))][0] += 0.1  # it is that of the worst prediction
     tables.put(data.predictions, outputs)

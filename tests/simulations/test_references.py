@@ -37,7 +37,7 @@ from fedkern_flwr.simulations.lab.references.tables import (
 )
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, versions
 from fedkern_flwr.simulations.methods.hybrid import HybridData, HybridSettings
-from fedkern_flwr.simulations.methods.references import ALONE
+from fedkern_flwr.simulations.methods.pooled import ALONE
 from fedkern_flwr.simulations.methods.registry import family_with
 from fedkern_flwr.simulations.methods.vertical import VerticalData, VerticalSettings
 from fedkern_flwr.solvers.losses import loss_derivatives

@@ -96,11 +96,7 @@ def write_ranges(table: Table, path: Path) -> None:
             text = ranges_to_json(table.columns, low, np.where(high > low, high, low + 1.0))
             write_atomically(path, text.encode(), private=True)
     except OSError:
-        raise TableError(
-            "the file of ranges cannot be written",
-            remedy="name one in a folder of this user",
-            code="FK-FILE-WRITE",
-        ) from None
+        raise TableError("the file of ranges cannot be written", code="FK-FILE-WRITE") from None
 
 
 make_client = client_maker(VerticalKernelClient, arguments, own_table, keys=KEYS, simulated="fdskl")

@@ -27,11 +27,7 @@ def arguments(node: Node) -> dict[str, Any]:
     if "stream" in node.config:
         return stream_arguments(node)
     for key in {"stream-wait", "stream-columns"} & node.config.keys():
-        raise OptionError(
-            f"{key} is of a stream",
-            remedy="name a stream, or leave it out",
-            code="FK-DATA-OPTION",
-        )
+        raise OptionError(f"{key} is of a stream", code="FK-DATA-OPTION")
     if "encoder" in node.config:
         table, held = node.encoded(common=True, missing="encode")
     else:
@@ -62,11 +58,7 @@ def stream_arguments(node: Node) -> dict[str, Any]:
     """
     config = node.config
     for key in {"data", "encoder"} & config.keys():
-        raise OptionError(
-            f"this node has a stream and {key}",
-            remedy="leave one of them out",
-            code="FK-DATA-OPTION",
-        )
+        raise OptionError(f"this node has a stream and {key}", code="FK-DATA-OPTION")
     names = str(config.get("stream-columns", "")).split(",")
     found: dict[str, Any] = {
         "stream": str(config["stream"]),
@@ -98,9 +90,7 @@ def read_scaling(path: str) -> Scaling:
     try:
         return Scaling.from_json(Path(path).read_text())
     except (OSError, UnicodeDecodeError):
-        raise TableError(
-            "the file of the scaling cannot be read", remedy="check its path", code="FK-FILE-READ"
-        ) from None
+        raise TableError("the file of the scaling cannot be read", code="FK-FILE-READ") from None
 
 
 def client(context: Context, **own: Any) -> Client:

@@ -34,12 +34,10 @@ from ...attacks.distances import reconstruction_errors
 from ...methods.dealt_data import alignment_key, frequency_seed
 from ...methods.groups import DEFAULT_ROUNDS, GroupedSplit
 from ...methods.groups_oracle import linear_svm, pooled_optimum
-from ...methods.hybrid import HybridSplit
-from ...methods.hybrid_oracle import block_landmarks
-from ...methods.pooled import PooledSplit, error_of
+from ...methods.hybrid import HybridSplit, block_landmarks
+from ...methods.pooled import TWO_TREES, PooledSplit, error_of
 from ...methods.rating_data import PooledRatings
-from ...methods.recommender_oracle import pooled_kernel, rank_all
-from ...methods.references import TWO_TREES
+from ...methods.recommender import pooled_kernel, rank_all
 from ...papers import hierarchical_svm as paper
 from ...papers.fdskl import add_phases, draw_trees
 from ...papers.fedcg import SERVER, Hospital, build_kernel, chain, naive, sample_landmarks

@@ -22,8 +22,7 @@ from fedkern_flwr.secure_aggregation import SecureAggregation, secure_aggregatio
 from fedkern_flwr.seeding import derive_seed
 
 from ...engines import simulate
-from ...methods.pooled import PooledSplit, error_of
-from ...methods.references import FED_AVG
+from ...methods.pooled import FED_AVG, PooledSplit, error_of
 from ...run.entries import Outcome
 from .tables import Progress, fit
 
@@ -184,7 +183,6 @@ def parties_alike(pooled: PooledSplit) -> tuple[list[NDArray[np.intp]], NDArray[
     if len(parties) < _LEAST_PARTIES or not shared:
         raise TableError(
             f"FedAvg needs {_LEAST_PARTIES} parties with rows of the same columns",
-            remedy="split the rows over more parties",
             code="FK-PARTIES-ALIKE",
         )
     return parties, np.array(shared, np.intp)

@@ -32,8 +32,7 @@ from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.losses import Loss
 from fedkern_flwr.vertical.phases import draw_batch, new_coefficients
 
-from ...methods.pooled import PooledSplit, error_of
-from ...methods.references import ALONE
+from ...methods.pooled import ALONE, PooledSplit, error_of
 from ...run.entries import Outcome, Reference, mean
 
 Progress = Callable[[int, int], None]
@@ -361,11 +360,7 @@ def dsg(
         test += _features(pooled.x_test, omega[:, new], offsets[new]) @ alpha[new]
         if t in marks:
             if not np.isfinite(test).all():
-                raise OptionError(
-                    f"DSG diverges at step {step:g}",
-                    remedy="use a smaller step",
-                    code="FK-RUN-DIVERGED",
-                )
+                raise OptionError(f"DSG diverges at step {step:g}", code="FK-RUN-DIVERGED")
             metrics = pooled.judge(test)
             history.append({"round": t, "test_error": error_of(metrics), "seconds": seconds})
             progress(t, rounds)
