@@ -29,11 +29,11 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import numpy as np
-from common import Record, new_table, run_script
+from base import Record, new_table, run_script
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.base import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
-from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
@@ -49,9 +49,8 @@ from fedkern_flwr.nodes import Nodes
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.membership import default_threshold, degree, share_threshold
 from fedkern_flwr.simulations import InProcessGrid
-from fedkern_flwr.simulations.engines.in_process import as_client
+from fedkern_flwr.simulations.engines.in_process import GridWrapper, as_client
 from fedkern_flwr.simulations.engines.ray import run_on_ray
-from fedkern_flwr.simulations.engines.wrapper import GridWrapper
 from fedkern_flwr.transport import request_messages
 from fedkern_flwr.wire import DescribeReply, DescribeRequest
 from fedkern_flwr.wire.sums import SumReply, SumRequest

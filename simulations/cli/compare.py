@@ -17,8 +17,18 @@ from fedkern_flwr.registered import registered
 from fedkern_flwr.tables.table import how_many
 
 from ..lab.cells import Cell, CellFailed, CellStore, Record, choose_jobs, sweep
-from ..lab.comparison import Comparison, Part, compare, headings, plan, table_rows
-from ..lab.findings import HEADINGS, count_misses, paper_figures, verdict
+from ..lab.comparison import (
+    HEADINGS,
+    Comparison,
+    Part,
+    compare,
+    count_misses,
+    headings,
+    paper_figures,
+    plan,
+    table_rows,
+    verdict,
+)
 from ..lab.own import own_options, own_table, registered_methods
 from ..lab.presets import NAMES, PAPERS, Preset, preset
 from ..run.data import Settings

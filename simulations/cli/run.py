@@ -19,7 +19,7 @@ from fedkern_flwr.tables import plain_notes
 
 from ...strategies import Method
 from ..engines.ray import check_ray_address
-from ..methods.common import CONFUSION, tables_of
+from ..methods.base import CONFUSION, tables_of
 from ..methods.experiment import run_entries, summarise, versions
 from ..methods.registry import METHODS, complete_settings, family, method, open_run, options
 from ..run.data import Prepared

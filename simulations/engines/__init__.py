@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from .audit import Audit, AuditingGrid
 from .faults import DropOut, Fault, FaultPlan, FaultyGrid
-from .in_process import InProcessGrid
+from .in_process import InProcessGrid, RecordingGrid, Transcript, TranscriptEntry
 from .simulate import Engine, SimulationStep, simulate, simulate_all
-from .wrapper import RecordingGrid, Transcript, TranscriptEntry
 
 __all__ = [
     "Audit",

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.wire.message import PhaseMessage, detach, read_array
 
-from .wrapper import Direction, WatchingGrid
+from .in_process import Direction, WatchingGrid
 
 
 def _by_field(**kinds: dict[str, str]) -> dict[tuple[str, str], str]:

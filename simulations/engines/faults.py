@@ -20,7 +20,7 @@ from fedkern_flwr.flower_compat import CLIENT_RAISED, NODE_UNAVAILABLE, stamp_me
 from fedkern_flwr.options import within
 from fedkern_flwr.seeding import uniform
 
-from .wrapper import GridWrapper
+from .in_process import GridWrapper
 
 Kind = Literal["lost request", "lost reply", "vanished", "error", "delay", "tamper", "duplicate"]
 

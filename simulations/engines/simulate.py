@@ -18,9 +18,8 @@ from fedkern_flwr.progress import Listener, listening
 
 from .audit import Audit, AuditingGrid
 from .faults import FaultyGrid, Plan
-from .in_process import InProcessGrid, ReportingApp, ReportingGrid
+from .in_process import InProcessGrid, RecordingGrid, ReportingApp, ReportingGrid, Transcript
 from .ray import Clients, check_ray_address, run_on_ray, served
-from .wrapper import RecordingGrid, Transcript
 
 Engine = Literal["in-process", "ray"]
 AnyStrategy = TypeVar("AnyStrategy", bound=Strategy)

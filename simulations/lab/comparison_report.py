@@ -16,9 +16,20 @@ from ..run.data import Settings
 from ..run.provenance import source_of
 from ..run.report import Block, FactsBlock, TableBlock, TextBlock, first_blocks, write_report
 from .columns import Column
-from .comparison import Comparison, best_cells, columns_of, headings, table_rows
+from .comparison import (
+    HEADINGS,
+    READING,
+    Comparison,
+    best_cells,
+    columns_of,
+    count_misses,
+    headings,
+    paper_figures,
+    seen_tables,
+    table_rows,
+    verdict,
+)
 from .figures import ACROSS, FIGURES
-from .findings import HEADINGS, READING, count_misses, paper_figures, seen_tables, verdict
 from .presets import PAPERS, Preset, Section
 
 _COUNTED = (

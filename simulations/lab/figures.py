@@ -244,43 +244,20 @@ def _errors_box(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlo
     )
 
 
-def _traffic(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
-    """Draw the bytes that all clients sent and received."""
-    name = comparison.dataset
-    sent = {
-        label: [(s[way] / 1e6, None) for way in ("bytes_up", "bytes_down")]
-        for label, s in comparison.summaries.items()
-        if s["exchanges"]
-    }
-    path = plots.plot_bars(
-        sent,
-        _file(stem, "bytes"),
-        title=f"{name}: traffic",
-        xlabel="traffic (MB)",
-        parts=("up: clients to server", "down: server to clients"),
-        styles=styles,
-    )
-    return FigureBlock(f"{name}: arrays sent by all clients and to them", path)
-
-
 def _mse(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
-    name, bars = comparison.dataset, dict[str, list[plots.Bar]]()
-    for label, summary in comparison.summaries.items():
-        mean, std = (summary["metrics"][key] for key in ("mse", "mse_std"))
-        spread = None if std is None or comparison.runs == 1 else 1e3 * std
-        bars[label] = [(None if mean is None else 1e3 * mean, spread)]
-    path = plots.plot_bars(
-        bars,
+    """Draw the mean squared errors of the runs of each method."""
+    runs = {label: summary["draws"]["mse"] for label, summary in comparison.summaries.items()}
+    path = plots.plot_boxes(
+        {label: [1e3 * v for v in values if v is not None] for label, values in runs.items()},
         _file(stem, "mse"),
-        title=f"{name}: prediction error",
+        title=f"{comparison.dataset}: prediction error",
         xlabel="mean squared error (10⁻³)",
         styles=styles,
     )
-    return FigureBlock(f"{name}: mean squared error of each method", path)
+    return FigureBlock(f"{comparison.dataset}: mean squared error of each method", path)
 
 
 FIGURES: dict[str, DrawFigure] = {
-    "bytes": _traffic,
     "errors-box": _errors_box,
     "error-time": partial(_errors_over, "seconds", "error-time"),
     "error-exchanges": partial(_errors_over, "exchanges", "error-exchanges"),

@@ -13,14 +13,14 @@ from fedkern_flwr.errors import FedKernError, OptionError, TableError
 from fedkern_flwr.registered import find_method, registered
 from fedkern_flwr.tables.dialect import DIALECT
 
-from ..methods.labelled_data import LabelledSettings
+from ..methods.dealt_data import LabelledSettings
 from ..methods.pooled import ALONE, FED_AVG
 from ..methods.registry import METHODS, family, method
 from ..methods.rows import RowSettings
 from ..run.data import Prepared, Settings
 from ..run.options import Option, options
+from .presets import Contender, DataFiles, Preset, Section, choose
 from .references.peers import parties_alike
-from .sections import Contender, DataFiles, Preset, Section, choose
 
 #: Methods that learn from labelled rows and are evaluated on held-out rows.
 METHODS_OF_TABLES = tuple(m for m in METHODS if issubclass(family(m).settings, LabelledSettings))
@@ -248,7 +248,7 @@ def _preset(
         {name: first},
         (*methods, *peers, *pooled, *((label, ALONE, {}) for label in alone)),
         ("rmses" if numbers else "accuracies", "beside", *_COSTS),
-        ("errors-box", "error-exchanges", "error-bytes", "bytes"),
+        ("errors-box", "error-exchanges", "error-bytes"),
         dealt={name: {label: one for label, one in settings.items() if one is not first}},
         parties="each method with parties of its own",
     )

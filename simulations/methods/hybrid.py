@@ -30,8 +30,7 @@ from ..run.entries import Entry
 from ..run.party_files import PartyFiles
 from ..run.splits import Split, split_rows
 from .base import Config, Family, Kept, chosen, plot_curves, points_of, rows_of
-from .dealt_data import DealtData, DealtTable, alignment_key
-from .labelled_data import LabelledSettings, check_sites, owners
+from .dealt_data import DealtData, DealtTable, LabelledSettings, alignment_key, check_sites, owners
 from .new_rows import Parts, read_predictions
 from .pooled import PooledSplit
 

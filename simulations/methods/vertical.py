@@ -35,8 +35,7 @@ from .base import (
     plot_curves,
     rows_of,
 )
-from .dealt_data import DealtData, DealtTable, alignment_key, frequency_seed
-from .labelled_data import LabelledSettings
+from .dealt_data import DealtData, DealtTable, LabelledSettings, alignment_key, frequency_seed
 from .new_rows import Parts, read_predictions
 from .pooled import error_of
 

@@ -117,16 +117,6 @@ def scale_axes(axes: Axes, xs: Sequence[float], ys: Sequence[float]) -> None:
         axes.axhline(0.0, color=SOFT, linewidth=0.8, zorder=1.5)
 
 
-def write_number(value: float) -> str:
-    """Write a value next to its bar, in three digits."""
-    if not math.isfinite(value):
-        return "n/a" if math.isnan(value) else "∞" if value > 0 else "−∞"
-    if value and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.1e}"
-    text = f"{value:.0f}" if value == 0 or abs(value) >= 1000 else f"{value:#.3g}"
-    return text.removesuffix(".").replace("-", "−")
-
-
 def clean_name(text: str) -> str:
     """Make a name printable, on one short line."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
@@ -232,11 +222,3 @@ def save_figure(figure: Figure, path: Path, *, svg: bool = True) -> Path:
     for kind, buffer in buffers.items():
         write_atomically(path.with_name(f"{stem}.{kind}"), buffer.getvalue(), private=True)
     return path.with_name(f"{stem}.png")
-
-
-def write_mean_and_std(mean: float, std: float | None) -> str:
-    """Write mean and standard deviation with equal decimals."""
-    if not math.isfinite(mean) or std is None or not 1e-3 <= abs(mean) < 1e5:
-        return write_number(mean)
-    decimals = 1 if abs(mean) >= 1 else 3
-    return f"{mean:.{decimals}f} ± {std:.{decimals}f}"

@@ -1,4 +1,4 @@
-"""Figures of runs and comparisons: curves, bars and boxes, as PNG and SVG.
+"""Figures of runs and comparisons: curves and boxes, as PNG and SVG.
 
 Each function makes one figure and returns the path of its PNG. A single run writes no SVG, which
 takes as long again. Colours are safe for colour-blind readers (Okabe and Ito, 2008).
@@ -22,78 +22,9 @@ from .drawing import Style
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Mean, and standard deviation if there is one.
-Bar = tuple[float | None, float | None]
 #: Name -> x, mean and standard deviation of each point, in any order.
 Curves = Mapping[str, Sequence[tuple[float, float, float]]]
-_HUGE = 1e150  # bars are cut here: the ticks of matplotlib overflow soon after
 _LEAST = 1e-4  # shorter times are drawn as this
-_ROOM = 0.26  # of a bar's axis, for the printed values
-
-
-def plot_bars(
-    bars: Mapping[str, Sequence[Bar]],
-    path: Path,
-    *,
-    title: str,
-    xlabel: str,
-    parts: Sequence[str] = ("",),
-    styles: Mapping[str, Style] | None = None,
-) -> Path:
-    """Draw bars with their values.
-
-    The axis is logarithmic if values span more than a factor of 25.
-
-    Parameters
-    ----------
-    bars : mapping of str to sequence of (float, float)
-        Mean and standard deviation of each part; None or NaN has no bar.
-    path : Path
-        Target; the suffix does not matter.
-    title, xlabel : str
-        Title, and axis label with a unit.
-    parts : sequence of str (default: ("",))
-        Names of the bars in the legend.
-    styles : mapping of str to Style, optional (default: None)
-        Look of the names; by default assigned in order.
-
-    Returns
-    -------
-    Path
-        The PNG.
-    """
-    count, looks = len(parts), drawing.complete_styles(styles, bars)
-    figure = drawing.new_figure(1.3 + (0.44 if count > 1 else 0.31) * max(len(bars), 1))
-    axes = figure.add_subplot()
-    rows = [[_finite(bar) for bar in row] for row in bars.values()]
-    ends = [mean + std for row in rows for mean, std in row if math.isfinite(mean + std)]
-    shown = [mean for row in rows for mean, _ in row if math.isfinite(mean) and mean > 0]
-    low, high = 0.0, min(max(ends, default=0.0), _HUGE) * (1 + _ROOM) or 1.0
-    if shown and max(shown) > drawing.LOG_FROM * min(shown):
-        low = max(10.0 ** math.floor(math.log10(min(shown)) - 0.15), 1 / _HUGE)
-        high = min(max(ends) * (max(ends) / low) ** _ROOM, _HUGE)
-        axes.set_xscale("log")
-    axes.set_xlim(low, high)  # also ends autoscaling, which overflows on extreme bars
-    thick, edge = 0.62 if count == 1 else 0.72 / count, {"linewidth": 0.8, "height": 0.0}
-    for place, (name, row) in enumerate(zip(bars, rows, strict=True)):
-        for number, (mean, std) in enumerate(row):
-            colour, at = looks[name].colour, place + (number - (len(row) - 1) / 2) * thick
-            face = drawing.tint(colour) if number else colour
-            end = mean if low < mean < math.inf else low
-            look: Any = {**edge, "height": 0.9 * thick, "facecolor": face, "edgecolor": colour}
-            if std and end > low:
-                look |= {"xerr": [[min(end - low, std)], [std]], "ecolor": drawing.INK}
-            bar = axes.barh(at, end - low, left=low, capsize=3, **look)
-            text = drawing.write_mean_and_std(mean, std or None)
-            axes.bar_label(bar, [text], padding=5, fontsize=drawing.SMALL, color=drawing.INK)
-    drawing.name_rows(axes, list(bars))
-    log = axes.get_xscale() == "log"
-    drawing.finish_axes(axes, title, xlabel + ", log scale" * log, "", grid="x")
-    if count > 1:
-        tints = [drawing.SOFT, *[drawing.tint(drawing.SOFT)] * (count - 1)]
-        grey = {part: Style(tint, "", "s") for part, tint in zip(parts, tints, strict=True)}
-        drawing.legend_below(figure, dict(zip(parts, parts, strict=True)), grey)
-    return drawing.save_figure(figure, path)
 
 
 def plot_sweep(
@@ -216,10 +147,24 @@ def plot_boxes(
 ) -> Path:
     """Draw the finite values of each name as a box with a dot for each; without any it has "n/a".
 
-    Arguments are those of :func:`plot_bars`.
+    The axis is logarithmic if values are positive and span more than a factor of 25.
+
+    Parameters
+    ----------
+    values : mapping of str to sequence of float
+        Values of each name.
+    path : Path
+        Target; the suffix does not matter.
+    title, xlabel : str
+        Title, and axis label with a unit.
+    styles : mapping of str to Style, optional (default: None)
+        Look of the names; by default assigned in order.
     """
     figure = drawing.new_figure(1.15 + 0.36 * max(len(values), 1))
     axes, looks = figure.add_subplot(), drawing.complete_styles(styles, values)
+    every = [value for own in values.values() for value in own if math.isfinite(value)]
+    if every and min(every) > 0.0 and max(every) >= drawing.LOG_FROM * min(every):
+        axes.set_xscale("log")
     for place, name in enumerate(values):
         own, colour = [v for v in values[name] if math.isfinite(v)], looks[name].colour
         if not own:
@@ -244,13 +189,6 @@ def plot_boxes(
     drawing.name_rows(axes, list(values))
     drawing.finish_axes(axes, title, xlabel, "", grid="x")
     return drawing.save_figure(figure, path)
-
-
-def _finite(bar: Bar) -> tuple[float, float]:
-    """Return mean and standard deviation, NaN or 0 where missing."""
-    mean, std = bar
-    known = std is not None and math.isfinite(std)
-    return math.nan if mean is None else mean, float(std or 0.0) if known else 0.0
 
 
 # -- held-out rows

@@ -25,7 +25,7 @@ from fedkern_flwr.fitted import FittedModel, votes
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.simulations.cli import run as run_command
 from fedkern_flwr.simulations.methods import dealt_data, online
-from fedkern_flwr.simulations.methods.gram_learner import choose_machine
+from fedkern_flwr.simulations.methods.gram import choose_machine
 from fedkern_flwr.simulations.methods.new_rows import read_predictions
 from fedkern_flwr.tables import load_table
 

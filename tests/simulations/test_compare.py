@@ -34,8 +34,7 @@ from fedkern_flwr.simulations.lab.own import own_table
 from fedkern_flwr.simulations.lab.presets import NAMES, PAPERS, Preset, Section, preset
 from fedkern_flwr.simulations.lab.references import references_of
 from fedkern_flwr.simulations.lab.references.papers import svm_columns_paper, svm_paper
-from fedkern_flwr.simulations.methods.gram import GramSettings
-from fedkern_flwr.simulations.methods.gram_learner import choose_machine
+from fedkern_flwr.simulations.methods.gram import GramSettings, choose_machine
 from fedkern_flwr.simulations.methods.groups import HierarchicalData, HierarchicalSettings
 from fedkern_flwr.simulations.methods.hybrid import HybridSettings
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
@@ -265,7 +264,7 @@ def test_a_table_of_several_families(put: Put, compared: Compared) -> None:
     columns = ("accuracy", "rmse", "difference", "exchanges", "plain", "seconds")
     more: Any = {"dealt": {"Wine": dealt}, "paper": {"Wine": {"accuracy": {"FDSKL": 0.75}}}}
     rows = Section({"Rows": HybridSettings("wine")}, (FED_CG,), columns, (), title="Two")
-    put(1, demo=(Section({"Wine": WINE}, entries, columns, ("errors-box", "bytes"), **more), rows))
+    put(1, demo=(Section({"Wine": WINE}, entries, columns, ("errors-box",), **more), rows))
     found, said = compared("demo", "--out", "c", "--seed", "5")
     rows = found["datasets"]["Wine"]["methods"]
     assert list(found["datasets"]["Rows"]["methods"]) == ["FedCG"]

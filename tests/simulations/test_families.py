@@ -28,8 +28,9 @@ from fedkern_flwr.simulations.methods.groups import (
     HierarchicalData,
     HierarchicalFamily,
     HierarchicalSettings,
+    linear_svm,
+    pooled_optimum,
 )
-from fedkern_flwr.simulations.methods.groups_oracle import linear_svm, pooled_optimum
 from fedkern_flwr.simulations.methods.hybrid import HybridData, HybridSettings
 from fedkern_flwr.simulations.methods.hybrid import (
     centralised_difference as hybrid_difference,
@@ -526,7 +527,7 @@ def test_the_reference_is_the_optimum_unless_it_is_huge(monkeypatch: pytest.Monk
     assert metrics["objective"] == metrics["centralised_objective"] == best.objective
     assert metrics["test_accuracy"] == 1.0 - history[0]["test_error"]
     refuses("FK-OPTION-CHOICE", linear_svm, split, **given, model="rbf")
-    monkeypatch.setattr("fedkern_flwr.simulations.methods.groups_oracle.MOST_WORK", 80 * 25.0 - 1.0)
+    monkeypatch.setattr("fedkern_flwr.simulations.methods.groups.MOST_WORK", 80 * 25.0 - 1.0)
     assert pooled_optimum(split, "hinge", 1.0, "none") is None
     assert linear_svm(split, **given)[0] == {}
 

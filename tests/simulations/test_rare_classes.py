@@ -15,8 +15,8 @@ from sklearn.svm import SVC
 from sklearn.utils.class_weight import compute_sample_weight
 
 from fedkern_flwr.gram.dot_kernels import DotKernel
-from fedkern_flwr.simulations.methods import gram_learner
-from fedkern_flwr.simulations.methods.gram_learner import Machine
+from fedkern_flwr.simulations.methods import gram
+from fedkern_flwr.simulations.methods.gram import Machine
 from fedkern_flwr.simulations.methods.vertical import VerticalData, VerticalSettings
 from fedkern_flwr.strategies import FedCG
 
@@ -109,8 +109,8 @@ ROWS_OF = ("not converged", "converged no")
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what has no option for it take few steps."""
     monkeypatch.setattr(FedCG, "default_rounds", 2)
-    monkeypatch.setattr(gram_learner, "STEPS", 1)
-    monkeypatch.setattr(gram_learner, "STEPS_A_ROW", 1)
+    monkeypatch.setattr(gram, "STEPS", 1)
+    monkeypatch.setattr(gram, "STEPS_A_ROW", 1)
 
 
 @pytest.mark.usefixtures("few_steps")

@@ -18,8 +18,7 @@ from sklearn.svm import SVC
 
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.lab.comparison import Comparison, paired_differences
-from fedkern_flwr.simulations.lab.findings import verdict
+from fedkern_flwr.simulations.lab.comparison import Comparison, paired_differences, verdict
 from fedkern_flwr.simulations.lab.own import own_table
 from fedkern_flwr.simulations.lab.presets import Section
 from fedkern_flwr.simulations.lab.references import references_of

@@ -21,18 +21,18 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 from refusals import refuses
 
-from fedkern_flwr.simulations.lab.comparison import Comparison
-from fedkern_flwr.simulations.lab.figures import FIGURES
-from fedkern_flwr.simulations.lab.findings import (
+from fedkern_flwr.simulations.lab.comparison import (
     HEADINGS,
+    Comparison,
     PaperFigure,
     count_misses,
     paper_figures,
 )
+from fedkern_flwr.simulations.lab.figures import FIGURES
 from fedkern_flwr.simulations.lab.presets import preset
 from fedkern_flwr.simulations.run import drawing
 from fedkern_flwr.simulations.run.entries import Entry
-from fedkern_flwr.simulations.run.plots import plot_bars, plot_boxes, plot_panels, plot_sweep
+from fedkern_flwr.simulations.run.plots import plot_boxes, plot_panels, plot_sweep
 from fedkern_flwr.simulations.run.report import (
     BarBlock,
     Block,
@@ -238,8 +238,6 @@ def test_what_gives_rows_away_is_in_red_in_the_terminal_and_the_report(
 pytest.importorskip("matplotlib")
 
 
-PAPER = {"POF-MKL": [(31.0, 0.7)], "OFSKL": [(101.7, 1.2)]}
-PAPER |= {"eM-KOFL": [(3.4e9, 1e8)], "PerFedAvg": [(5.4, 0.8)]}
 HOSTILE = ["_hidden", r"$\frac{", "<b>&amp;\n\x00\x1b--></b>", "x" * 300, ""]
 
 
@@ -281,8 +279,6 @@ def regret(slope: float, start: float = 0.5, n: int = 300) -> list[tuple[float, 
 
 
 SWEEP = partial(plot_sweep, xlabel="x", ylabel="y (s)")
-BARS = partial(plot_bars, xlabel="MSE (10⁻³)")
-BYTES = partial(plot_bars, xlabel="traffic (MB)", parts=("up", "down"))
 BOXES = partial(plot_boxes, xlabel="e")
 
 
@@ -298,13 +294,6 @@ DRAWN: list[tuple[Any, dict[str, Any], str, list[str]]] = [
     (SWEEP, {"_good": regret(0.1), "fair": regret(0.2), "eM-KOFL": regret(3.4e6)}, "log log",
      ["_good", "fair", "eM-KOFL"]),
     (SWEEP, {"a": regret(-0.01, 0.05), "b": regret(0.1, 50.0)}, "log symlog", []),
-    (BARS, PAPER, "log linear", ["31.0 ± 0.7", "101.7 ± 1.2", "3.4e+09", "5.4 ± 0.8"]),
-    (BARS, {"ok": [(20.0, math.nan)], "nan": [(math.nan, math.nan)], "none": [],
-            "pair": [(None, None)], "inf": [(math.inf, math.nan)], "zero": [(0.0, 0.0)]},
-     "linear linear", ["20.0", "n/a", "n/a", "∞", "0"]),
-    (BARS, {"a": [(1e300, 1e300)], "b": [(1e-300, 1.0)]}, "log linear", []),
-    (BYTES, {"a": [(2.1, None), (52.0, None)]}, "linear linear", ["2.10", "52.0"]),
-    (BYTES, {"a": [(1e-3, None), (1e3, None)], "b": [(0.0, None)] * 2}, "log linear", []),
     (SWEEP, {"a": POINTS, "b": []}, "linear linear", ["b (n/a)"]),
     (SWEEP, {"a": SQUARES}, "log log", []),
     (panels, {"curve": [(2.0, 0.2, 0.01), (1.0, 0.4, 0.02), (4.0, math.nan, 0.0)],
@@ -312,10 +301,9 @@ DRAWN: list[tuple[Any, dict[str, Any], str, list[str]]] = [
      "linear linear", ["curve", "point", "nothing (n/a)"]),
     (panels, {"a": [(0.0, 50.0, 60.0), (1.0, 2.0, 3.0)], "b": [(40.0, 3.0, 0.0)]}, "log log", []),
     (BOXES, {"a": [1e-9], "b": [1e9], "c": [math.nan], "d": []}, "", ["n/a"]),
-    *((plot, {}, "", []) for plot in (BARS, BYTES, SWEEP, panels, BOXES)),
+    *((plot, {}, "", []) for plot in (SWEEP, panels, BOXES)),
     *((plot, dict.fromkeys(HOSTILE, values), "", []) for plot, values in (
-        (SWEEP, regret(0.1)), (BARS, [(0.1, 0.01)]), (BYTES, [(1.0, None), (2.0, None)]),
-        (BOXES, [1.0, 2.0]))),
+        (SWEEP, regret(0.1)), (BOXES, [1.0, 2.0]))),
 ]  # fmt: skip
 
 
@@ -353,7 +341,7 @@ def test_points_are_those_of_the_numbers(tmp_path, drawn, monkeypatch):
         assert (len(axes.collections), axes.get_legend() is not None) == (colours, colours > 1)
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
-    refuses("FK-PACKAGE-MISSING", BARS, {"a": [(1.0, 2.0)]}, tmp_path / "b", title="")
+    refuses("FK-PACKAGE-MISSING", BOXES, {"a": [1.0, 2.0]}, tmp_path / "b", title="")
 
 
 # -- test errors

@@ -32,8 +32,7 @@ from fedkern_flwr.vertical.phases import outputs
 
 from ...attacks.distances import reconstruction_errors
 from ...methods.dealt_data import alignment_key, frequency_seed
-from ...methods.groups import DEFAULT_ROUNDS, GroupedSplit
-from ...methods.groups_oracle import linear_svm, pooled_optimum
+from ...methods.groups import DEFAULT_ROUNDS, GroupedSplit, linear_svm, pooled_optimum
 from ...methods.hybrid import HybridSplit, block_landmarks
 from ...methods.pooled import TWO_TREES, PooledSplit, error_of
 from ...methods.rating_data import PooledRatings
