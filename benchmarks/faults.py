@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from base import Record, new_table, run_script
+from common import Record, new_table, run_script
 from rich.console import Console
 
 from fedkern_flwr.guard import NodePolicy

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from base import Record, new_table, peak_memory, run_script
+from common import Record, new_table, peak_memory, run_script
 from rich.console import Console
 
 from fedkern_flwr.errors import RefusedError

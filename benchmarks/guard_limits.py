@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from base import Record, new_table, run_script
+from common import Record, new_table, run_script
 from rich.console import Console
 
 from fedkern_flwr.node.client import Client

@@ -15,7 +15,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from base import Record, new_table, run_script
+from common import Record, new_table, run_script
 from rich.console import Console
 
 from fedkern_flwr.simulations.deployment.local import LocalDeployment

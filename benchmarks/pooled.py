@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from base import Record, in_own_process, new_table, peak_memory, run_script
+from common import Record, in_own_process, new_table, peak_memory, run_script
 from numpy.typing import NDArray
 from rich.console import Console
 from sklearn.datasets import make_classification

@@ -29,11 +29,11 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import numpy as np
-from base import Record, new_table, run_script
+from common import Record, new_table, run_script
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.base import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
+from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow

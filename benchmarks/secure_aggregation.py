@@ -24,7 +24,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is impo
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 import numpy as np
-from base import Record, new_table, run_script
+from common import Record, new_table, run_script
 from rich.console import Console
 from secagg_plus import CountingGrid, one_core
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from base import Record, new_table, run_script
+from common import Record, new_table, run_script
 from numpy.typing import NDArray
 from rich.console import Console
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from base import new_table
+from common import new_table
 from house import GENERATED
 from rich.console import Console
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 from flwr.app import Context, RecordDict
-from flwr.base import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.client import NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
+from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
