@@ -46,6 +46,7 @@ from .pooled import PooledSplit
 from .rating_data import RatingColumns, RatingData, RatingSettings, rows_of
 
 Floats = NDArray[np.float64]
+Learner = Literal["svc", "ridge"]
 _PARTIES = 4
 
 
@@ -382,7 +383,6 @@ def ratings_error(strategy: SecureGram, prepared: RatingData) -> int:
 
 # -- the machine that the coordinator trains on the kernel
 
-Learner = Literal["svc", "ridge"]
 
 _FOLDS, _TUNING_ROWS = 5, 3000
 _TELLING = 3  # a machine that is worse in each of so many folds is tried in no further one
