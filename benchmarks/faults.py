@@ -33,7 +33,7 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations.deployment.local import LocalDeployment, free_port
 from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.run_config import app_folder
-from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
+from fedkern_flwr.simulations.methods.online import DataSettings, prepare
 
 NODES, ROUNDS = 3, 140  # a round is a row of each stream
 SAMPLES = 5  # rows of an exchange; the nodes only warn of what that shows

@@ -34,7 +34,7 @@ from rich.console import Console
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations.methods.experiment import run_entries
-from fedkern_flwr.simulations.methods.online_data import (
+from fedkern_flwr.simulations.methods.online import (
     DataSettings,
     Shard,
     Streams,

@@ -101,6 +101,13 @@ class OptionError(FedKernError):
     exit_code = 2
 
 
+def missing_package(problem: str, extra: str = "simulation") -> OptionError:
+    """Make the error of a package that an extra of this one installs."""
+    return OptionError(
+        problem, remedy=f"pip install 'fedkern-flwr[{extra}]'", code="FK-PACKAGE-MISSING"
+    )
+
+
 class TableError(FedKernError):
     """A party's table cannot be used: missing file or column, text, NaN, duplicate ids, ..."""
 

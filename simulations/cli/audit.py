@@ -11,8 +11,8 @@ from rich.markup import escape
 from ..attacks.audit import METHODS, Outcome, audit
 from ..methods.experiment import versions
 from ..run.entries import check_seed
-from ..run.folders import json_writer
 from ..run.options import argument, switch
+from ..run.run_folder import json_writer
 from .console import Screen, plain_table, print_whole
 from .options import of_function
 

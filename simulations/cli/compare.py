@@ -33,8 +33,8 @@ from ..lab.own import own_options, own_table, registered_methods
 from ..lab.presets import NAMES, PAPERS, Preset, preset
 from ..run.data import Settings
 from ..run.entries import check_seed
-from ..run.folders import chosen_folder, folder_of_results, json_writer
 from ..run.options import DATA, argument, declare, of_fields, switch
+from ..run.run_folder import chosen_folder, folder_of_results, json_writer
 from .console import Screen
 from .options import command as make
 

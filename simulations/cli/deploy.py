@@ -24,9 +24,8 @@ from ..methods.experiment import checkpoint_file, summarise
 from ..methods.registry import complete_settings, families, family, method, open_run, options
 from ..run.data import Prepared
 from ..run.entries import Entry
-from ..run.folders import chosen_folder, json_writer
 from ..run.options import Option, of_fields, switch
-from ..run.run_folder import ARTIFACTS, RunFolder
+from ..run.run_folder import ARTIFACTS, RunFolder, chosen_folder, json_writer
 from .console import Screen
 from .options import by_method
 from .run import (

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import missing_package
 from fedkern_flwr.fitted import load_model
 
 from ..export.document import document, plain
-from ..run.folders import check_target, used
 from ..run.options import argument, switch
-from ..run.run_folder import RunFolder
+from ..run.run_folder import RunFolder, check_target, used
 from .console import Screen
 from .options import of_function
 
@@ -85,11 +84,7 @@ def _bytes(found: dict[str, object], to: Format) -> bytes:
 
         return bytes(dumps(ExportedModel(found)))
     except ImportError:
-        raise OptionError(
-            f"--to {to} needs the package {to}",
-            remedy="pip install 'fedkern-flwr[export]'",
-            code="FK-PACKAGE-MISSING",
-        ) from None
+        raise missing_package(f"--to {to} needs the package {to}", "export") from None
 
 
 command = of_function("export", export, ExportOptions)

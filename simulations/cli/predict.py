@@ -13,9 +13,9 @@ from fedkern_flwr.tables.dialect import DIALECT
 
 from ..methods.new_rows import NewRows
 from ..methods.registry import family, open_run
-from ..run.folders import check_target, used
 from ..run.options import argument, declare, switch
 from ..run.party_files import FEATURES
+from ..run.run_folder import check_target, used
 from .console import Screen
 from .options import of_function
 

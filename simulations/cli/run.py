@@ -24,10 +24,9 @@ from ..methods.experiment import run_entries, summarise, versions
 from ..methods.registry import METHODS, complete_settings, family, method, open_run, options
 from ..run.data import Prepared
 from ..run.entries import Entry
-from ..run.folders import chosen_folder, json_writer
 from ..run.options import Option, of_fields
 from ..run.report import REPORT, write_run_report
-from ..run.run_folder import ARTIFACTS, RunFolder
+from ..run.run_folder import ARTIFACTS, RunFolder, chosen_folder, json_writer
 from ..run.tracking import Track, TrackOptions, check_tracker, tracking
 from .console import Screen
 from .options import by_method

@@ -27,9 +27,9 @@ from ..methods.experiment import run_entries, versions
 from ..methods.registry import family_with
 from ..run.data import Prepared, Settings
 from ..run.entries import Entry
-from ..run.folders import make_folder
 from ..run.party_files import FEATURES
 from ..run.provenance import code_digest, file_digest, provenance
+from ..run.run_folder import make_folder
 from .references import references_of
 
 #: Called with (steps done, steps in all) of a cell.

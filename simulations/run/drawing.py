@@ -12,7 +12,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import missing_package
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,11 +83,7 @@ def new_figure(height: float) -> Figure:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
-        raise OptionError(
-            "matplotlib is not installed",
-            remedy="pip install 'fedkern-flwr[simulation]'",
-            code="FK-PACKAGE-MISSING",
-        ) from None
+        raise missing_package("matplotlib is not installed") from None
     layout = ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.07)
     return Figure(figsize=(_WIDTH, height), layout=layout, facecolor="white")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import missing_package
 
 Tracker = Literal["mlflow", "tensorboard"]
 
@@ -149,11 +149,8 @@ def check_tracker(kind: Tracker | None) -> None:
     try:
         __import__(_TRACKERS[kind][0])
     except ImportError:
-        raise OptionError(
-            f"--track {kind} needs the package {_TRACKERS[kind][1]}",
-            remedy="pip install 'fedkern-flwr[track]'",
-            code="FK-PACKAGE-MISSING",
-        ) from None
+        text = f"--track {kind} needs the package {_TRACKERS[kind][1]}"
+        raise missing_package(text, "track") from None
 
 
 @contextmanager

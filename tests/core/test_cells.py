@@ -23,7 +23,7 @@ from fedkern_flwr.simulations.lab.cells import (
     sweep,
 )
 from fedkern_flwr.simulations.methods.experiment import run_entries
-from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
+from fedkern_flwr.simulations.methods.online import DataSettings, prepare
 from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.simulations.methods.vertical import VerticalSettings
 from fedkern_flwr.simulations.run import provenance as origin

@@ -56,9 +56,8 @@ from fedkern_flwr.secure_sum import PartyState
 from fedkern_flwr.simulations.deployment.local import Processes, make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.run.drawing import save_figure
-from fedkern_flwr.simulations.run.folders import make_folder
 from fedkern_flwr.simulations.run.report import write_report
-from fedkern_flwr.simulations.run.run_folder import RunFolder
+from fedkern_flwr.simulations.run.run_folder import RunFolder, make_folder
 from fedkern_flwr.wire import PhaseMessage, array
 from fedkern_flwr.wire.message import read_array
 

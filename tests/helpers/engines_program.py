@@ -32,7 +32,7 @@ from fedkern_flwr.errors import FedKernError, TableError
 from fedkern_flwr.simulations import Fault, SimulationStep, simulate_all
 from fedkern_flwr.simulations.engines import ray as on_ray
 from fedkern_flwr.simulations.lab.cells import Cell, CellFailed, run_cell, sweep
-from fedkern_flwr.simulations.methods.online_data import DataSettings
+from fedkern_flwr.simulations.methods.online import DataSettings
 from fedkern_flwr.strategies import POFMKL
 
 HERE = Path.cwd()

@@ -42,7 +42,7 @@ from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.simulations.methods.groups import HierarchicalData, HierarchicalSettings
-from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
+from fedkern_flwr.simulations.methods.online import DataSettings, Streams, prepare
 from fedkern_flwr.strategies import POFMKL, HierarchicalSVM, KernelPCA
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(580)]

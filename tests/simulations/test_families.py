@@ -35,7 +35,7 @@ from fedkern_flwr.simulations.methods.hybrid import HybridData, HybridSettings
 from fedkern_flwr.simulations.methods.hybrid import (
     centralised_difference as hybrid_difference,
 )
-from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
+from fedkern_flwr.simulations.methods.online import DataSettings, prepare
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.methods.registry import METHODS, family, family_with, method
 from fedkern_flwr.simulations.methods.vertical import (

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.errors import TableError, missing_package
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.secure_aggregation import SecureAggregation, secure_aggregation_mod
 from fedkern_flwr.seeding import derive_seed
@@ -47,11 +47,7 @@ def xgboost(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
     try:
         library = import_module("xgboost")
     except ImportError:
-        raise OptionError(
-            "XGBoost is not installed",
-            remedy="pip install 'fedkern-flwr[peers]'",
-            code="FK-PACKAGE-MISSING",
-        ) from None
+        raise missing_package("XGBoost is not installed", "peers") from None
     trees = library.XGBClassifier if pooled.classes else library.XGBRegressor
     model = _Numbered(trees(random_state=derive_seed(seed, "xgboost") % 2**31, n_jobs=1))
     return fit(model, pooled, np.arange(len(pooled.y)), 0, progress)

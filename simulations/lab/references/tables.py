@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import OptionError, missing_package
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.losses import Loss
 from fedkern_flwr.vertical.phases import draw_batch, new_coefficients
@@ -288,11 +288,7 @@ def _scikit_learn(module: str) -> Any:
     try:
         return import_module(f"sklearn.{module}")
     except ImportError:
-        raise OptionError(
-            "this method needs scikit-learn",
-            remedy="pip install 'fedkern-flwr[simulation]'",
-            code="FK-PACKAGE-MISSING",
-        ) from None
+        raise missing_package("this method needs scikit-learn") from None
 
 
 # -- doubly stochastic gradients

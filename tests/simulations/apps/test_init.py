@@ -21,7 +21,7 @@ from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.cli.init import COPIED
 from fedkern_flwr.simulations.deployment.run_config import app_folder
-from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
+from fedkern_flwr.simulations.methods.online import DataSettings, prepare
 from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.strategies import POFMKL
 
