@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	bench results docs release clean
 
 demo: $(VENV)/.simulation
-	@echo "every method on Ray: some six minutes on two processors; make demo-quick takes half a minute"
+	@echo "every method once: some minutes on two processors; make demo-quick takes half a minute"
 	$(BIN)/fedkern compare demo
 
 # One task of each kind, the hybrid one first, in one process.

@@ -120,7 +120,7 @@ def compare_presets(values: dict[str, Any]) -> None:
     write = json_writer(asked.json_target)
     sizes = {name: getattr(asked, name) for name in ("rounds", "clients")}
     sizes = {name: value for name, value in sizes.items() if value is not None}
-    jobs, names = asked.jobs, [*asked.names]
+    names = [*asked.names]
     if values["data"] or values["party"]:
         own = {"datasets": asked.datasets, "paper_split": asked.paper_split or None}
         _refuse({**sizes, **own}, "presets, not for a table of your own")
@@ -129,7 +129,7 @@ def compare_presets(values: dict[str, Any]) -> None:
         named = [name.strip() for name in (asked.methods or "").split(",") if name.strip()]
         table, left_out = own_table(values, named)
         listed, stem = [table], table.title.rpartition(" ")[2]
-        jobs = jobs or 1  # so that seconds are comparable
+        asked = replace(asked, jobs=asked.jobs or 1)  # so that seconds are comparable
     else:
         _refuse({**values, "methods": asked.methods}, "a table of your own, which --data names")
         if not names:
@@ -146,8 +146,17 @@ def compare_presets(values: dict[str, Any]) -> None:
     folder = chosen_folder(asked.out, f"compare-{stem}")
     with folder_of_results(folder, _RESULT, force=asked.force):
         store = CellStore(Path(asked.cells), fresh=asked.fresh)
-        engines = _Engines(store, asked.seed, jobs, asked.ray_address)
-        compared, failures = _run_all(screen, chosen, engines)
+        compared, failures = list[tuple[Preset, list[Comparison]]](), dict[str, FedKernError]()
+        for one in chosen:
+            if len(chosen) > 1:
+                screen.note(f"\n{one.title}")
+            try:
+                compared.append((one, _run(screen, one, store, asked)))
+            except FedKernError as error:
+                if len(failures) + 1 == len(chosen):
+                    raise
+                failures[one.name] = error
+                screen.note(f"failed: {error}")
         left_out += [f"{name}: {error}" for name, error in failures.items()]
         from ..lab.comparison_report import comparison_result, write_comparison_report
 
@@ -163,37 +172,6 @@ def compare_presets(values: dict[str, Any]) -> None:
     write(result)
     if failures:
         raise next(iter(failures.values()))
-
-
-@dataclass(frozen=True)
-class _Engines:
-    """How and where runs are computed and kept."""
-
-    store: CellStore
-    seed: int
-    jobs: int | None
-    ray_address: str | None
-
-
-def _run_all(
-    screen: Screen, chosen: list[Preset], how: _Engines
-) -> tuple[list[tuple[Preset, list[Comparison]]], dict[str, FedKernError]]:
-    """Run the presets; return comparisons and failures."""
-    compared: list[tuple[Preset, list[Comparison]]] = []
-    failures: dict[str, FedKernError] = {}
-    for one in chosen:
-        if len(chosen) > 1:
-            screen.note(f"\n{one.title}")
-        try:
-            comparisons = _run(screen, one, how)
-        except FedKernError as error:
-            if len(failures) + 1 == len(chosen):
-                raise
-            failures[one.name] = error
-            screen.note(f"failed: {error}")
-            continue
-        compared.append((one, comparisons))
-    return compared, failures
 
 
 def _presets(
@@ -238,12 +216,14 @@ def _refuse(given: Mapping[str, Any], purpose: str) -> None:
             raise OptionError(f"--{flag} is for {purpose}", code="FK-COMPARE-OPTION")
 
 
-def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
+def _run(
+    screen: Screen, chosen: Preset, store: CellStore, asked: CompareOptions
+) -> list[Comparison]:
     """Compute missing runs; show each table when it is complete."""
-    parts = plan(chosen, how.seed)
+    parts = plan(chosen, asked.seed)
     titles = {cell.key: label for part in parts for label, cell in part.named()}
     cells = {cell.key: cell for part in parts for _, cell in part.named()}
-    records = {key: how.store.find(cell) for key, cell in cells.items()}
+    records = {key: store.find(cell) for key, cell in cells.items()}
     missing = [cells[key] for key, record in records.items() if record is None]
     if len(missing) < len(cells):
         screen.note(f"{len(cells) - len(missing)} of {len(cells)} runs are finished already")
@@ -269,7 +249,7 @@ def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
         def done(cell: Cell, record: Record) -> None:
             nonlocal finished
             finished += 1
-            records[cell.key] = how.store.keep(cell, record)
+            records[cell.key] = store.keep(cell, record)
             bar.update(titles[cell.key], finished, len(missing))
             show_complete()
 
@@ -282,8 +262,8 @@ def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
         try:
             sweep(
                 missing,
-                jobs=choose_jobs(missing, chosen.runs) if how.jobs is None else how.jobs,
-                ray_address=how.ray_address,
+                jobs=choose_jobs(missing, chosen.runs) if asked.jobs is None else asked.jobs,
+                ray_address=asked.ray_address,
                 progress=progress,
                 done=done,
             )
