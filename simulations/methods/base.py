@@ -138,7 +138,6 @@ class Shown:
 
 
 _OPTIMUM = "  of the pooled optimum"
-ITERATIONS = Shown("iterations", "iterations", 1, zero=False)
 #: Metrics in the table of a run, of all methods; each has some of them.
 SHOWN = (
     Shown("test_accuracy", "accuracy on held-out rows"),
@@ -182,7 +181,7 @@ SHOWN = (
     Shown("centralised_difference", "max. difference to pooled model", ".1e"),
     Shown("max_abs_error", "max. error of K", ".1e"),
     Shown("error_bound", "  bound of rounding errors", ".1e", zero=False),
-    ITERATIONS,
+    Shown("iterations", "iterations", 1, zero=False),
     Shown("residual", "relative residual", ".1e", only="iterations"),
     Shown("groups_left_out", "groups left out", 0, zero=False),
 )
@@ -200,49 +199,22 @@ def tables_of(result: Summary) -> dict[str, list[list[str]]]:
     return tables
 
 
-def positive_rows(result: Summary) -> list[list[str]]:
-    """Return the row that names the positive class."""
-    positive = result.get("held_out", {}).get("positive")
-    return (
-        []
-        if positive is None
-        else [["positive class", escape(plain_line(positive, _LONGEST_NAME))]]
-    )
-
-
-def useless_rows(result: Summary) -> list[list[str]]:
-    """Return rows about a model that finds too little."""
-    simple, missed = result.get("no_better_than"), result.get("never_found")
-    rows = [["predicts no better than", str(simple)]] if simple else []
-    if not missed:
-        return rows
-    return [*rows, ["classes never found", f"{missed} of {len(result['held_out']['confusion'])}"]]
-
-
-def unconverged_rows(result: Summary) -> list[list[str]]:
-    """Return the row of a run that did not converge, unless iterations show it."""
-    metrics = result["metrics"]
-    said = metrics.get("converged", True) or ITERATIONS.rows(metrics)
-    return [] if said else [["converged", "no"]]
-
-
-def cost_rows(result: Summary) -> list[list[str]]:
-    """Return rows with exchanges, MB and seconds."""
-    return [
-        ["exchanges", f"{result['exchanges']:g}"],
-        ["MB from clients", megabytes(result["bytes_up"])],
-        ["MB to clients", megabytes(result["bytes_down"])],
-        ["seconds", f"{result['seconds']:.1f}"],
-    ]
-
-
-def server_row(result: Summary) -> list[str]:
-    """Return the row with what the server saw."""
-    privacy = result["privacy"]
-    if privacy.get("protocol") != "secure sums":
-        return ["the server saw", "every client's reply"]
-    sizes = [f"{cohort['threshold']} of {cohort['parties']}" for cohort in privacy["cohorts"]]
-    return ["the server saw", f"sums of at least {' or '.join(dict.fromkeys(sizes))} clients"]
+def plain_rows(result: Summary) -> list[list[str]]:
+    """Return rows about a model that finds too little, and with exchanges, MB and seconds."""
+    metrics, held_out = result["metrics"], result.get("held_out", {})
+    missed, positive = result.get("never_found"), held_out.get("positive")
+    said = metrics.get("converged", True) or metrics.get("iterations")
+    facts = {
+        "positive class": positive and escape(plain_line(positive, _LONGEST_NAME)),
+        "predicts no better than": result.get("no_better_than"),
+        "classes never found": missed and f"{missed} of {len(held_out['confusion'])}",
+        "converged": "" if said else "no",
+        "exchanges": f"{result['exchanges']:g}",
+        "MB from clients": megabytes(result["bytes_up"]),
+        "MB to clients": megabytes(result["bytes_down"]),
+        "seconds": f"{result['seconds']:.1f}",
+    }
+    return [[name, str(value)] for name, value in facts.items() if value]
 
 
 def exposed_rows(result: Summary) -> list[list[str]]:
@@ -259,12 +231,6 @@ def exposed_rows(result: Summary) -> list[list[str]]:
         ]
         for one in few
     ]
-
-
-def failure_rows(result: Summary) -> list[list[str]]:
-    """Return the row that counts requests without a reply."""
-    lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
-    return [["unanswered requests", str(lost)]] if lost else []
 
 
 def noise_mark(privacy: Mapping[str, Any]) -> str:
@@ -603,16 +569,14 @@ class Family(ABC, Generic[M, S, P]):
 
     def rows(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return names and values for the table of a run."""
+        lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
         return [
             *self.figures(result),
-            *positive_rows(result),
-            *useless_rows(result),
-            *unconverged_rows(result),
-            *cost_rows(result),
+            *plain_rows(result),
             *self.seen(result),
             *exposed_rows(result),
             *budget_rows(result["privacy"]),
-            *failure_rows(result),
+            *([["unanswered requests", str(lost)]] if lost else []),
         ]
 
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
@@ -627,7 +591,11 @@ class Family(ABC, Generic[M, S, P]):
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return rows with what the server saw."""
-        return [server_row(result)]
+        seen, privacy = "every client's reply", result["privacy"]
+        if privacy.get("protocol") == "secure sums":
+            sizes = (f"{one['threshold']} of {one['parties']}" for one in privacy["cohorts"])
+            seen = f"sums of at least {' or '.join(dict.fromkeys(sizes))} clients"
+        return [["the server saw", seen]]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the plots of a run; return artifact -> file."""
