@@ -271,6 +271,15 @@ _PUBLIC = {
 }
 
 
+class Curves(NamedTuple):
+    """Plot of a history: its file, its texts, and the name of each line by its metric."""
+
+    file: str
+    title: str
+    ylabel: str
+    lines: Mapping[str, str]
+
+
 class Kept(NamedTuple):
     """Files of a finished run.
 
@@ -327,6 +336,8 @@ class Family(ABC, Generic[M, S, P]):
         Parameters that follow from the number of nodes.
     usual : str
         Options in the short help.
+    curves : tuple of Curves
+        Plots of the history of a run.
     deployed_defaults : dict
         Other defaults in a deployment, where an exchange takes seconds.
     unpredictable : (str, str)
@@ -350,6 +361,7 @@ class Family(ABC, Generic[M, S, P]):
     dealt_by_nodes: ClassVar[tuple[str, ...]] = ("clients",)
     deployed_defaults: ClassVar[Mapping[str, Any]] = {}
     usual: ClassVar[str] = ""
+    curves: ClassVar[Sequence[Curves]] = ()
     unpredictable: ClassVar[tuple[str, str]] = (
         "models of {} do not predict the rows of a file",
         "load its model in Python with fedkern_flwr.model_file.load_model",
@@ -599,7 +611,21 @@ class Family(ABC, Generic[M, S, P]):
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the plots of a run; return artifact -> file."""
-        return {}
+        made = {}
+        for curve in self.curves:
+            drawn: dict[str, list[tuple[float, float, float]]] = {}
+            for row in summary["history"]:
+                for name in curve.lines.keys() & row.keys() if row["round"] else ():
+                    if row[name] is not None and np.isfinite(row[name]):
+                        point = float(row["round"]), float(row[name]), 0.0
+                        drawn.setdefault(curve.lines[name], []).append(point)
+            drawn = {text: points for text, points in drawn.items() if len(points) > 1}
+            if drawn:
+                place, more = folder / f"{curve.file}.png", {"ylabel": curve.ylabel, "svg": False}
+                made[f"{curve.file}_plot"] = plots.plot_sweep(
+                    drawn, place, title=curve.title, xlabel="iteration", **more
+                )
+        return made
 
     def _check_secure(self, values: Mapping[str, Any]) -> None:
         """Refuse ``--no-secure`` if there are only secure sums."""
@@ -625,29 +651,6 @@ def chosen(strategy: Any) -> dict[str, Any]:
 def rows_of(facts: Mapping[str, Any]) -> str:
     """Return the numbers of training and held-out rows."""
     return f"{np.sum(facts['rows'])} training and {np.sum(facts['held_out_rows'])} held-out rows"
-
-
-def points_of(history: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float, float]]:
-    """Return (round, value, 0) for rounds with this value."""
-    there = [row for row in history if row.get(name) is not None and np.isfinite(row[name])]
-    return [(float(row["round"]), float(row[name]), 0.0) for row in there]
-
-
-def plot_curves(
-    folder: Path,
-    name: str,
-    curves: Mapping[str, Sequence[tuple[float, float, float]]],
-    title: str,
-    ylabel: str,
-) -> dict[str, Path]:
-    """Draw curves with several points; return artifact -> file."""
-    drawn = {text: points for text, points in curves.items() if len(points) > 1}
-    if not drawn:
-        return {}
-    file = plots.plot_sweep(
-        drawn, folder / f"{name}.png", title=title, xlabel="iteration", ylabel=ylabel, svg=False
-    )
-    return {f"{name}_plot": file}
 
 
 def _training_rows(prepared: Prepared) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -36,13 +35,12 @@ from ..run.party_files import PartyFiles
 from ..run.splits import Split, split_rows
 from .base import (
     Config,
+    Curves,
     Family,
     Kept,
     check_numbers,
     check_rounds,
     chosen,
-    plot_curves,
-    points_of,
     rows_of,
 )
 from .dealt_data import DealtData, DealtTable, LabelledSettings, alignment_key, check_sites, owners
@@ -383,6 +381,9 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
     app, deployable, nodes = "hierarchical_svm", ("hierarchical-svm",), 8
     dealt_by_nodes = ("users",)
     usual = "users groups partition model C class_weight"
+    curves = (
+        Curves("convergence", "Convergence", "residual, or gap relative to the objective", _CURVES),
+    )
     data = "breast-cancer"
     own_options = (
         Option("step_sizes", str | None, None, "rho of each group, separated by commas.", METHOD),
@@ -552,16 +553,6 @@ class HierarchicalFamily(Family[HierarchicalSVM, HierarchicalSettings, Hierarchi
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return what the server saw."""
         return [["the server saw", result["privacy"]["server_sees"][0]]]
-
-    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw residuals or the duality gap over iterations."""
-        curves = {
-            text: [(t, max(value, 1e-12), 0.0) for t, value, _ in points]
-            for name, text in _CURVES.items()
-            if len(points := points_of(summary["history"], name)) > 1
-        }
-        ylabel = "gap, relative to the objective" if "duality gap" in curves else "residuals"
-        return plot_curves(folder, "convergence", curves, f"{label}: convergence", ylabel)
 
 
 def read_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> list[Any] | None:

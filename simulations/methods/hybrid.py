@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from ..run.datasets import three_hospitals
 from ..run.entries import Entry
 from ..run.party_files import PartyFiles
 from ..run.splits import Split, split_rows
-from .base import Config, Family, Kept, chosen, plot_curves, points_of, rows_of
+from .base import Config, Curves, Family, Kept, chosen, rows_of
 from .dealt_data import DealtData, DealtTable, LabelledSettings, alignment_key, check_sites, owners
 from .new_rows import Parts, read_predictions
 from .pooled import PooledSplit
@@ -323,6 +322,14 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
     app, deployable = "fed_cg", ("fed-cg",)
     dealt_by_nodes = ("centres",)
     usual = "hospitals centres landmarks gamma regularization tune"
+    curves = (
+        Curves(
+            "residual",
+            "Conjugate gradients",
+            "residual relative to that of zero",
+            {"residual": "FedCG"},
+        ),
+    )
     data = "breast-cancer"
     always_secure = "columns of a kernel show the rows of a hospital"
 
@@ -417,14 +424,6 @@ class HybridFamily(Family[FedCG, HybridSettings, HybridData]):
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return what the server saw, and missing blocks."""
         return [["the server saw", _server_saw(result["config"])], *_missing_rows(result)]
-
-    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw the residual over iterations."""
-        points, ylabel = (
-            points_of(summary["history"], "residual"),
-            "residual relative to that of zero",
-        )
-        return plot_curves(folder, "residual", {label: points}, "Conjugate gradients", ylabel)
 
 
 # -- the same system on pooled rows, with the same landmarks

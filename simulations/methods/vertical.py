@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -28,16 +27,15 @@ from ...strategies import FDSKL
 from ..run.party_files import PartyFiles
 from .base import (
     Config,
+    Curves,
     Family,
     Kept,
     check_numbers,
     check_rounds,
-    plot_curves,
     rows_of,
 )
 from .dealt_data import DealtData, DealtTable, LabelledSettings, alignment_key, frequency_seed
 from .new_rows import Parts, read_predictions
-from .pooled import error_of
 
 DEFAULT_ROUNDS = 200
 
@@ -197,6 +195,14 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
     app, deployable = "fdskl", ("fdskl",)
     dealt_by_nodes = ("parties",)
     usual = "parties schedule features gamma regularization loss"
+    curves = (
+        Curves(
+            "error",
+            "Held-out rows during streaming",
+            "accuracy, or RMSE of scaled labels",
+            {"test_accuracy": "accuracy", "test_rmse": "RMSE"},
+        ),
+    )
     reading = ("Pooled methods see all columns at once; they need no exchange.",)
     data = "breast-cancer"
     always_secure = "phases without masks show columns"
@@ -305,16 +311,6 @@ class VerticalFamily(Family[FDSKL, VerticalSettings, VerticalData]):
             *rows,
             *([["rows dropped because a party lacks them", str(dropped)]] if dropped else []),
         ]
-
-    def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
-        """Draw the test error over iterations."""
-        history = [row for row in summary["history"] if row["round"]]
-        of_classes = any("test_accuracy" in row for row in history)
-        points = [(row["round"], error_of(row), 0.0) for row in history if len(history) > 1]
-        ylabel = "share of wrong classes" if of_classes else "RMSE (scaled labels)"
-        return plot_curves(
-            folder, "error", {label: points}, "Held-out rows during streaming", ylabel
-        )
 
 
 # -- the same training on pooled rows, with the same directions
