@@ -615,8 +615,8 @@ class Family(ABC, Generic[M, S, P]):
         for curve in self.curves:
             drawn: dict[str, list[tuple[float, float, float]]] = {}
             for row in summary["history"]:
-                for name in curve.lines.keys() & row.keys() if row["round"] else ():
-                    if row[name] is not None and np.isfinite(row[name]):
+                for name in curve.lines if row["round"] else ():
+                    if row.get(name) is not None and np.isfinite(row[name]):
                         point = float(row["round"]), float(row[name]), 0.0
                         drawn.setdefault(curve.lines[name], []).append(point)
             drawn = {text: points for text, points in drawn.items() if len(points) > 1}
