@@ -16,8 +16,8 @@ from ..run.format import figure, size
 from ..run.report import Block, TableBlock
 from .cells import Cell, Record
 from .columns import SCORED, Column, seen_plainly
-from .presets import Preset, Section
 from .references import references_of
+from .sections import Preset, Section
 
 Summaries = Mapping[str, Mapping[str, Any]]
 

@@ -30,7 +30,8 @@ from .comparison import (
     verdict,
 )
 from .figures import ACROSS, FIGURES
-from .presets import PAPERS, Preset, Section
+from .presets import PAPERS
+from .sections import Preset, Section
 
 _COUNTED = (
     "Counted on the data set that a table names. On the others the same methods show the same "

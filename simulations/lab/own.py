@@ -19,8 +19,8 @@ from ..methods.registry import METHODS, family, method
 from ..methods.rows import RowSettings
 from ..run.data import Prepared, Settings
 from ..run.options import Option, options
-from .presets import Contender, DataFiles, Preset, Section, choose
 from .references.peers import parties_alike
+from .sections import Contender, DataFiles, Preset, Section, choose
 
 #: Methods that learn from labelled rows and are evaluated on held-out rows.
 METHODS_OF_TABLES = tuple(m for m in METHODS if issubclass(family(m).settings, LabelledSettings))
