@@ -95,6 +95,8 @@ def complete_styles(styles: Mapping[str, Style] | None, names: Iterable[str]) ->
 
 def scale_axes(axes: Axes, xs: Sequence[float], ys: Sequence[float]) -> None:
     """Scale axes logarithmically that span a large range, also one of values below zero."""
+    from matplotlib.ticker import MaxNLocator
+
     for name, values in (("x", xs), ("y", ys)):
         low, high = min(values), max(values)
         least = min((abs(value) for value in values if value), default=1.0)
@@ -105,7 +107,7 @@ def scale_axes(axes: Axes, xs: Sequence[float], ys: Sequence[float]) -> None:
             threshold = 10.0 ** round(math.log10(max(least, max(high, -low) / 1e4)))
             axes.set_yscale("symlog", linthresh=threshold, linscale=0.5)
     if all(float(value).is_integer() for value in xs) and axes.get_xscale() == "linear":
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     low = min(ys)
     if low > 0 and axes.get_yscale() == "log":
         axes.set_ylim(low / 2, None)  # a band that reaches zero must not drag the axis down
@@ -210,11 +212,12 @@ def save_figure(figure: Figure, path: Path, *, svg: bool = True) -> Path:
     stem, buffers = path.name.removesuffix(".png"), {"png": BytesIO()}
     if svg:
         buffers["svg"] = BytesIO()
-        canvas: Any = FigureCanvasSVG(figure)  # its methods have no types
+        canvas: Any = FigureCanvasSVG(figure)  # methods of canvases have no types
         canvas.print_svg(buffers["svg"], metadata={"Date": None})
         figure.set_layout_engine("none")  # all has its place: the next one need not look for it
     figure.set_dpi(_DPI)
-    FigureCanvasAgg(figure).print_png(buffers["png"])
+    canvas = FigureCanvasAgg(figure)
+    canvas.print_png(buffers["png"])
     for kind, buffer in buffers.items():
         write_atomically(path.with_name(f"{stem}.{kind}"), buffer.getvalue(), private=True)
     return path.with_name(f"{stem}.png")

@@ -124,8 +124,8 @@ def _draw_curves(
         drawn[name] = [(x or _LEAST, y, e if math.isfinite(e) else 0.0) for x, y, e in finite]
         xs, means, stds = zip(*drawn[name], strict=True)
         if len(xs) > 1:
-            bounds = zip(*((y - e, y + e) for _, y, e in drawn[name]), strict=True)
-            axes.fill_between(xs, *bounds, color=looks[name].colour, alpha=0.16, linewidth=0)
+            low, high = zip(*((y - e, y + e) for _, y, e in drawn[name]), strict=True)
+            axes.fill_between(xs, low, high, color=looks[name].colour, alpha=0.16, linewidth=0)
         elif any(stds):
             axes.errorbar(xs, means, yerr=stds, capsize=3, color=looks[name].colour)
         drawing.draw_line(axes, xs, means, looks[name])

@@ -42,7 +42,8 @@ def plot_scatter(
         classes, drawing.assign_styles(map(str, classes)).values(), strict=True
     ):
         look: Any = {"color": style.colour, "marker": style.marker, "alpha": 0.7, "linewidths": 0}
-        axes.scatter(*points[of == value, :2].T, s=14, label=f"{value:g}", **look)
+        x, y, *_ = points[of == value].T
+        axes.scatter(x, y, s=14, label=f"{value:g}", **look)
     title = f"{len(points)} rows of this node"
     drawing.finish_axes(axes, title, "component 1", "component 2")
     if len(classes) > 1:
