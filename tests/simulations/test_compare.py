@@ -275,7 +275,7 @@ def test_a_table_of_several_families(put: Put, compared: Compared) -> None:
     assert "3 parties (1 with labels), 125 training and 53 held-out rows" in said
     assert "all data" in next(line for line in said.splitlines() if "linear" in line)
     report = Path("c/report.html").read_text()
-    assert report.count("data:image/png") == 2
+    assert report.count("data:image/png") == 1
     for who in ("server", "hospitals", "centres", "active parties", "passive parties", "clients"):
         assert f"<td>{who}</td>" in report  # in the table of who sees what
     for label in ("FDSKL", "FedCG", "Secure Gram"):
@@ -319,8 +319,8 @@ def test_the_demo_compares_every_method(compared: Compared) -> None:
     result, said = compared("demo", *options, "--out", "c")
     assert [len(one["methods"]) for one in result["datasets"].values()] == [11, 3, 4, 2, 5, 2]
     assert "POF-MKL" in said
-    assert Path("c/report.html").read_text().count("data:image/png") == 5
-    assert len(list(Path("c/plots").glob("*.png"))) == 5
+    assert Path("c/report.html").read_text().count("data:image/png") == 2
+    assert len(list(Path("c/plots").glob("*.png"))) == 2
 
 
 @pytest.fixture(scope="module")
@@ -443,7 +443,7 @@ def test_presets_name_only_what_there_is(in_tmp: Path, monkeypatch: pytest.Monke
                     assert method in known, (name, label)
                 for column, figures in section.paper.get(dataset, {}).items():
                     assert figures.keys() <= {label for label, *_ in section.entries}, name
-                    assert section.family.columns[column].values is not None  # draw by draw
+                    assert section.column(column).metric or column.startswith("stop epoch")
             assert all(section.column(column).headings for column in section.columns)
             assert set(section.figures) <= DRAWN.keys()
             assert set(section.across) <= ACROSS.keys()
