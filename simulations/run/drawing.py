@@ -207,10 +207,11 @@ def save_figure(figure: Figure, path: Path, *, svg: bool = True) -> Path:
     Canvases print themselves, because ``Figure.savefig`` would print twice.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     stem, buffers = path.name.removesuffix(".png"), {"png": BytesIO()}
     if svg:
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+
         buffers["svg"] = BytesIO()
         canvas: Any = FigureCanvasSVG(figure)  # methods of canvases have no types
         canvas.print_svg(buffers["svg"], metadata={"Date": None})
