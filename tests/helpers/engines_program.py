@@ -282,7 +282,7 @@ def on_a_cluster(address: str) -> dict[str, Any]:
 
     def draw(seed: int, data: str = "iris") -> Cell:
         settings = DataSettings(data, clients=3, rounds=6)
-        return Cell(settings, "pof-mkl", {"features": 4}, seed, False, "in-process")
+        return Cell(settings, "pof-mkl", {"features": 4}, seed, False)
 
     def keep(cell: Cell, record: Any) -> None:
         swept[cell.seed] = record["result"]["metrics"]
