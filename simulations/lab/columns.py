@@ -197,6 +197,10 @@ def _deployed(summary: Summary) -> str:
     return f"{seconds:.0f}"
 
 
+def _one_cell(write: Callable[[Summary], str]) -> Callable[[Summary, Column], list[str]]:
+    return lambda summary, _: [write(summary)]
+
+
 _SINGLE: Mapping[str, Callable[[Summary], str]] = {
     "plain": seen_plainly,
     "exchanges": _federated(lambda s: count(s["exchanges"])),
@@ -214,5 +218,5 @@ CELLS: dict[str, Callable[[Summary, Column], list[str]]] = {
         megabytes(s[name]) if s["exchanges"] else "-" for name in ("bytes_up", "bytes_down")
     ],
     "epochs": lambda s, column: [figure(mean(_epochs(s, column)), 1)],
-    **{name: lambda s, _, write=write: [write(s)] for name, write in _SINGLE.items()},
+    **{name: _one_cell(write) for name, write in _SINGLE.items()},
 }

@@ -621,9 +621,13 @@ class Family(ABC, Generic[M, S, P]):
                         drawn.setdefault(curve.lines[name], []).append(point)
             drawn = {text: points for text, points in drawn.items() if len(points) > 1}
             if drawn:
-                place, more = folder / f"{curve.file}.png", {"ylabel": curve.ylabel, "svg": False}
                 made[f"{curve.file}_plot"] = plots.plot_sweep(
-                    drawn, place, title=curve.title, xlabel="iteration", **more
+                    drawn,
+                    folder / f"{curve.file}.png",
+                    title=curve.title,
+                    xlabel="iteration",
+                    ylabel=curve.ylabel,
+                    svg=False,
                 )
         return made
 
