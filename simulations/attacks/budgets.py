@@ -274,7 +274,7 @@ def worst_records(term: Callable[[Record], Floats], seed: int) -> tuple[Record, 
 
     best = (0.0, np.zeros(2 * WIDTH), (1.0, -1.0))
     for labels in ((1.0, -1.0), (1.0, 1.0)):
-        found = cdist(*(terms[label] for label in labels))  # of all pairs of the rows
+        found = cdist(terms[labels[0]], terms[labels[1]])  # of all pairs of the rows
         for pair in np.argsort(found, axis=None)[-_KEPT:]:
             start = rows[list(np.unravel_index(pair, found.shape))].ravel()
             better = optimize.minimize(

@@ -22,6 +22,7 @@ from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Fault
 
+pytestmark = pytest.mark.usefixtures("cheap_noise")
 EPSILON = 8.0
 #: Way -> number of the exchange in which held-out rows are judged.
 LAST = {

@@ -46,7 +46,7 @@ from fedkern_flwr.strategies import (
 from fedkern_flwr.strategies.hierarchical_runs import RowRun
 
 CLIENTS, ROUNDS = 3, 9
-NOISE = "fedkern_flwr.secure_sum.party.skellam"
+pytestmark = pytest.mark.usefixtures("cheap_noise")
 
 SOME: dict[str, Any] = {"kernels": 4, "features": 3, "seed": 3}
 
@@ -68,11 +68,6 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 RIDGES = [name for name in METHODS if name.startswith("pof-rls")]
 BY_GRADIENTS = [name for name in METHODS if not name.startswith("pof-rls")]
-
-
-def no_noise(variance: int, size: int, key: bytes | None = None) -> np.ndarray:
-    """Take the place of the noise where it shows nothing: the tables of its law take a second."""
-    return np.zeros(size, np.int64)
 
 
 class Nodes:
@@ -104,7 +99,6 @@ class Nodes:
             return contribute(party, order, values, **more)
 
         monkeypatch.setattr(Party, "contribute", adds)
-        monkeypatch.setattr(NOISE, no_noise)
 
     def run(self, strategy: Any, x: Any, y: Any, rounds: int = ROUNDS, **more: Any) -> Any:
         self.added, nodes = {}, self
@@ -206,9 +200,10 @@ def test_nodes_tell_no_errors_to_a_server(name: str, nodes: Nodes, caplog: Any) 
 
 
 @pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Take the noise away, and have a unit so fine that nothing is rounded."""
-    monkeypatch.setattr(NOISE, no_noise)
+def silent(cheap_noise: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take the noise away, also the cheap one, and have a unit so fine that nothing is rounded."""
+    noiseless = "fedkern_flwr.secure_sum.party.skellam"
+    monkeypatch.setattr(noiseless, lambda variance, size, key=None: np.zeros(size, np.int64))
     budget = "fedkern_flwr.privacy.budget."
     monkeypatch.setattr(f"{budget}least_variance", lambda *_, least, **more: max(least, 1 << 20))
     monkeypatch.setattr(f"{budget}skellam_curve", lambda *_: np.zeros(len(ORDERS)))
@@ -319,8 +314,7 @@ def test_a_server_that_asks_for_more_is_refused(
     assert f"[{code}]" in str(caught.value)
 
 
-def test_an_evaluation_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr(NOISE, no_noise)
+def test_an_evaluation_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     for kind in (POFMKL, Evaluates):
         assert "FK-BUDGET-NOISELESS" not in caplog.text
         strategy = kind(privacy_epsilon=3.0, **SOME)
@@ -366,11 +360,8 @@ def test_result_has_the_budget(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("unit", ["row", "party"])
-def test_rows_of_a_stream_are_charged_as_they_come(
-    unit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_stream_are_charged_as_they_come(unit: Any, tmp_path: Path) -> None:
     """A second run has other rows of the same parties."""
-    monkeypatch.setattr(NOISE, no_noise)
     x, y = streams(2 * ROUNDS)
     sources = [IteratorSource(zip(x[k], y[k], strict=True)) for k in range(CLIENTS)]
 
