@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.strategies import characters
@@ -68,6 +69,20 @@ def make_streams() -> Callable[..., Any]:
         return Sites(WAYS["local-only"], new_folder(), tables, {"state_dir": None})
 
     return make
+
+
+@pytest.fixture
+def cheap_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have parties add normal noise of the same variance by the same key.
+
+    The tables of the true law take a second of each run, and tests/core/test_privacy.py proves it.
+    """
+
+    def drawn(variance: int, size: int, key: bytes | None = None) -> Any:
+        rng = np.random.default_rng(None if key is None else list(key))
+        return np.rint(rng.normal(0.0, variance**0.5, size)).astype(np.int64)
+
+    monkeypatch.setattr("fedkern_flwr.secure_sum.party.skellam", drawn)
 
 
 #: Tests that try the same fault in every place: `make test` takes every fourth case, the others are

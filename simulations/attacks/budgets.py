@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize
+from scipy.spatial.distance import cdist
 from scipy.stats import beta, norm
 
 from fedkern_flwr.errors import ProtocolError
@@ -60,7 +61,7 @@ Record = tuple[Floats, float]  # columns in [0, 1], label of -1 or 1
 
 DELTA = 1e-5
 WIDTH = 2  # columns
-_TRIED, _KEPT = 2000, 8  # records that are tried at random, and improved
+_TRIED, _KEPT = 100, 4  # random rows that are tried, and pairs of them that are improved
 
 
 def _noised(strategy: Any) -> Iterable[Release]:
@@ -264,6 +265,8 @@ def _run(case: Case, record: Record, epsilon: float, delta: float) -> _Run:
 def worst_records(term: Callable[[Record], Floats], seed: int) -> tuple[Record, Record]:
     """Search for two records with the largest distance of their terms."""
     rng = np.random.default_rng(seed)
+    rows = rng.random((_TRIED, WIDTH))
+    terms = {label: np.array([term((row, label)) for row in rows]) for label in (1.0, -1.0)}
 
     def apart(flat: Floats, labels: tuple[float, float]) -> float:
         one, other = flat.clip(0.0, 1.0).reshape(2, WIDTH)
@@ -271,9 +274,9 @@ def worst_records(term: Callable[[Record], Floats], seed: int) -> tuple[Record, 
 
     best = (0.0, np.zeros(2 * WIDTH), (1.0, -1.0))
     for labels in ((1.0, -1.0), (1.0, 1.0)):
-        tried = rng.random((_TRIED, 2 * WIDTH))
-        found = np.array([apart(flat, labels) for flat in tried])
-        for start in tried[np.argsort(found)[-_KEPT:]]:
+        found = cdist(terms[labels[0]], terms[labels[1]])  # of all pairs of the rows
+        for pair in np.argsort(found, axis=None)[-_KEPT:]:
+            start = rows[list(np.unravel_index(pair, found.shape))].ravel()
             better = optimize.minimize(
                 lambda *at: -apart(*at), start, args=(labels,), method="Nelder-Mead"
             )
@@ -406,6 +409,7 @@ def epsilon_of_shift(mu: float, delta: float) -> float:
     return float(optimize.brentq(excess, 0.0, _MOST)) if excess(0.0) > 0.0 else 0.0
 
 
+@cache
 def shift_of_epsilon(epsilon: float, delta: float) -> float:
     """Compute mu with that epsilon at delta."""
     return float(

@@ -41,6 +41,7 @@ BLOCKS: tuple[tuple[int, ...], ...] = (
     (7, 8, 9),
 )  # columns of each group of a vertical split
 TESTED, CHOICES = 40, 10  # rows of a vertical split; guesses of a column
+READ = TESTED // 4  # iterations of it: a few outputs of each user are read
 _KEY = b"a key of all parties but the server"
 
 
@@ -161,7 +162,7 @@ def vertical(seed: int) -> SVMRun:
         return SVMClient(context, role="owner", alignment_key=_KEY, **own)
 
     strategy = HierarchicalSVM(partition="vertical", C=1.0, seed=seed)
-    return SVMRun(strategy, party, users + len(BLOCKS) + 1, num_rounds=2 * TESTED)
+    return SVMRun(strategy, party, users + len(BLOCKS) + 1, num_rounds=READ)
 
 
 def outputs_read(run: SVMRun, seed: int) -> float:

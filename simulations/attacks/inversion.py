@@ -338,11 +338,11 @@ class Equations:
         given = np.isfinite(release.total).any(axis=1)
         used = given & (release.bandwidths >= min(least, release.bandwidths[given].max()))
         self.frequencies, self.theta = release.frequencies[used], release.theta[used]
-        self.given = np.isfinite(release.total[used]).ravel()
+        self.given = np.nonzero(np.isfinite(release.total[used]))  # kernels, and numbers of theirs
         self.features, self.dimension = self.frequencies.shape[1:]
         self.samples = release.samples
         penalty = 2.0 * release.regularization * release.samples * self.theta
-        self.target = (release.total[used] / release.scale - penalty).ravel()[self.given]
+        self.target = (release.total[used] / release.scale - penalty)[self.given]
 
     def features_of(self, x: Floats) -> tuple[Floats, Floats]:
         """Compute z and its derivative by the phases, each of shape (n, N, 2D)."""
@@ -356,8 +356,9 @@ class Equations:
     def terms(self, rows: Floats) -> Floats:
         """Compute what each row adds to the released numbers, shape (n, numbers)."""
         z, _ = self.features_of(rows[:, :-1])
+        kernel, number = self.given
         error = 2.0 * (np.vecdot(z, self.theta) - rows[:, -1:])
-        return np.asarray((error[..., None] * z).reshape(len(rows), -1)[:, self.given])
+        return np.asarray(error[:, kernel] * z[:, kernel, number])
 
     def missing(self, rows: Floats) -> Floats:
         """Compute the model less the released numbers."""
@@ -369,12 +370,13 @@ class Equations:
         error = np.vecdot(z, self.theta) - rows[:, -1:]
         both = np.concatenate([self.frequencies] * 2, axis=1)  # (N, 2D, d)
         change = np.einsum("snj,njd->snd", turned * self.theta, both, optimize=True)  # of f
-        slopes = np.empty((*z.shape[1:], len(rows), self.dimension + 1))
-        slopes[..., :-1] = (error[..., None] * turned).transpose(1, 2, 0)[..., None]
-        slopes[..., :-1] *= both[:, :, None, :]
-        slopes[..., :-1] += z.transpose(1, 2, 0)[..., None] * change.transpose(1, 0, 2)[:, None]
-        slopes[..., -1] = -z.transpose(1, 2, 0)
-        return np.asarray(2.0 * slopes.reshape(self.given.size, -1)[self.given])
+        kernel, number = self.given
+        z, turned = z[:, kernel, number].T, turned[:, kernel, number].T
+        slopes = np.empty((*z.shape, self.dimension + 1))
+        slopes[..., :-1] = (error[:, kernel].T * turned)[..., None] * both[kernel, number][:, None]
+        slopes[..., :-1] += z[..., None] * change.transpose(1, 0, 2)[kernel]
+        slopes[..., -1] = -z
+        return np.asarray(2.0 * slopes.reshape(len(z), -1))
 
 
 def _fit(sums: Equations, rows: Floats, pull: Floats, middle: Floats) -> tuple[Floats, float]:

@@ -22,6 +22,7 @@ from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Fault
 
+pytestmark = pytest.mark.usefixtures("cheap_noise")
 EPSILON = 8.0
 #: Way -> number of the exchange in which held-out rows are judged.
 LAST = {
@@ -56,7 +57,7 @@ def test_a_run_goes_on_with_its_noise_and_is_paid_once(name: str, run: Run, tmp_
         return Fault("error") if late else None
 
     quiet, went_on = run(name, "quiet").strategy, 0
-    cuts = [Cut(number=k, parties=1 + k % 2) for k in range(quiet.ledger_.exchanges - 1, 1, -2)]
+    cuts = [Cut(number=k, parties=1 + k % 2) for k in range(quiet.ledger_.exchanges - 1, 1, -3)]
     for number, plan in enumerate([*cuts, gone]):
         place = str(number)
         raises((PowerCutError, FedKernError), run, name, place, plan)

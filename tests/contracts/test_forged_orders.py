@@ -22,7 +22,10 @@ from zoo import WAYS
 
 from fedkern_flwr.wire import sums
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of absurd numbers
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of absurd numbers
+    pytest.mark.usefixtures("cheap_noise"),
+]
 Change = Callable[[Any], Any]
 
 

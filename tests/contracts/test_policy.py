@@ -24,6 +24,7 @@ from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.gram.recommenders import Recommender
 from fedkern_flwr.guard import NodePolicy
 
+pytestmark = pytest.mark.usefixtures("cheap_noise")
 Rules = dict[str, Any]
 FIGURES = {"test_accuracy", "test_rmse", "auc", "test_explained"}
 

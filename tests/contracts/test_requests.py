@@ -19,6 +19,7 @@ from zoo import WAYS
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.wire import DescribeRequest, sums
 
+pytestmark = pytest.mark.usefixtures("cheap_noise")
 HELD_OUT = 16  # the first of them that an active party announces
 
 

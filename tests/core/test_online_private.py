@@ -18,6 +18,7 @@ from identities import known_node
 from pooled import kernel_ridge
 from refusals import raises, refused, refuses
 from sklearn.datasets import load_breast_cancer
+from sklearn.linear_model import LogisticRegression
 from zoo import fit
 
 from fedkern_flwr import nodes as server
@@ -44,7 +45,8 @@ from fedkern_flwr.strategies import (
 )
 from fedkern_flwr.strategies.hierarchical_runs import RowRun
 
-CLIENTS, ROUNDS = 4, 9
+CLIENTS, ROUNDS = 3, 9
+pytestmark = pytest.mark.usefixtures("cheap_noise")
 
 SOME: dict[str, Any] = {"kernels": 4, "features": 3, "seed": 3}
 
@@ -69,7 +71,7 @@ BY_GRADIENTS = [name for name in METHODS if not name.startswith("pof-rls")]
 
 
 class Nodes:
-    """Nodes as deployed ones, what they add to sums and what they say besides.
+    """Nodes as deployed ones, what they add to sums before noise, and what they say besides.
 
     Attributes
     ----------
@@ -198,8 +200,8 @@ def test_nodes_tell_no_errors_to_a_server(name: str, nodes: Nodes, caplog: Any) 
 
 
 @pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Take the noise away, and have a unit so fine that nothing is rounded."""
+def silent(cheap_noise: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take the noise away, also the cheap one, and have a unit so fine that nothing is rounded."""
     noiseless = "fedkern_flwr.secure_sum.party.skellam"
     monkeypatch.setattr(noiseless, lambda variance, size, key=None: np.zeros(size, np.int64))
     budget = "fedkern_flwr.privacy.budget."
@@ -502,23 +504,19 @@ def test_the_public_coordinates_hold_columns_between_0_and_1_as_they_are() -> No
     assert np.linalg.norm(rows, axis=1).max() <= math.sqrt(2.0)
 
 
-def test_with_much_budget_it_is_nearly_the_machine_without() -> None:
-    plain = HierarchicalSVM(architecture="centralised", C=1.0, seed=0)
-    simulate(plain, svm_client, USERS, num_rounds=50)
-    best = float(np.mean(plain.predict(X[300:]) == (Y[300:] > 0)))
-    for options, rounds, made_in in (
-        ({"model": "linear"}, 30, 30),
-        ({"model": "rbf", "features": 20}, None, gradients.ITERATIONS),
-    ):
+def test_with_much_budget_it_is_nearly_the_machine_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "ITERATIONS", 30)
+    best = LogisticRegression().fit(X[:300], Y[:300]).score(X[300:], Y[300:])
+    for options, rounds in (({"model": "linear"}, 20), ({"model": "rbf", "features": 20}, None)):
         made = run(strategy(privacy_epsilon=12.0, **options), rounds)
-        assert made.num_rounds == made_in
+        assert made.num_rounds == (rounds or gradients.ITERATIONS)
         right = float(np.mean(made.predict(X[300:]) == (Y[300:] > 0)))
         assert right > best - 0.08
         assert made.metrics_["test_accuracy"] == pytest.approx(right, abs=0.15)
 
 
 def test_with_next_to_no_budget_it_ends() -> None:
-    made = run(strategy(privacy_epsilon=0.01))
+    made = run(strategy(privacy_epsilon=0.01), 2)
     assert np.isfinite(made.coefficients_).all()
     # no figure where the noise leaves no row to count
     assert 0.0 <= made.metrics_.get("test_accuracy", 0.0) <= 1.0

@@ -329,7 +329,7 @@ def test_runs_in_parts_come_to_the_same(
     exchanges, noticed = fit(name, tmp_path / "quiet").phases, 0
     assert exchanges[phase] > whole.phases[phase]
     count = sum(exchanges.values())
-    for lost in range(1, count, 1 + count // 12):
+    for lost in range(1, count, 1 + count // 4):
         folder, rounds = tmp_path / str(lost), set[int]()
 
         def spoil(

@@ -313,7 +313,7 @@ def test_a_sample_moves_no_farther_than_charged(losses: int, released: int, scal
     sums: dict[str, int] = {"pairs": pairs, "features": features, "losses": losses}
     release = update_release(Budget(3.0), clip=clip, **sums, times=Times(6, **PARTIES))
     unit, farthest = 2.0**-release.noise.fraction, 0.0
-    for number in range(150):
+    for number in range(60):
         theta = rng.choice([-scale, 0.0, scale], (kernels, 2 * features))
         about = {**ABOUT, "seed": number, "released": released, "samples": 6, "clip": clip}
         about |= {"theta": theta.astype(np.float32), "send_losses": losses > 0}
@@ -344,7 +344,7 @@ def test_a_row_moves_sums_no_farther_than_charged(columns: int, kernels: int, su
     how = Times(most=5, messages=2, parties=5, least=5)
     release = ridge_release(Budget(3.0), features=features, **about, times=how)
     unit = 2.0**-release.noise.fraction
-    for number in range(300):
+    for number in range(120):
         request: Any = SimpleNamespace(raw=columns > 0, sums=kernels > 0, seed=number)
         request.bandwidths = widths(*np.geomspace(0.02, 1.0, kernels))
         request.features, request.summed, request.shared = features, summed, kernels
@@ -411,12 +411,13 @@ def test_no_mean_and_no_components_make_a_held_out_row_count_for_more() -> None:
 
 #: Two columns of numbers, the ranges of which are public.
 PUBLIC = Path(__file__).with_name("public_columns.json")
+COLUMNS = public_columns(str(PUBLIC), [0])
 
 
 def noisy_vector(*columns: Any) -> Any:
     """Return what a node adds of these columns to a summary with noise."""
     own = dict(zip("ab", map(np.asarray, columns), strict=False))
-    terms = noisy_terms(public_columns(str(PUBLIC), [0]), own)
+    terms = noisy_terms(COLUMNS, own)
     return np.concatenate([np.ravel(part) for part in terms.values()])
 
 
@@ -556,7 +557,7 @@ def test_epsilon_of_a_shift_is_that_of_the_analytic_gaussian_mechanism() -> None
 @pytest.mark.parametrize("bound", [budgets.gaussian_epsilon, budgets.proven_epsilon])
 @pytest.mark.parametrize("mu", [0.2, 3.0])
 def test_bounds_are_below_epsilon_as_often_as_they_say(bound: Any, mu: float) -> None:
-    rng, true, times = np.random.default_rng(0), budgets.epsilon_of_shift(mu, 1e-5), 200
+    rng, true, times = np.random.default_rng(0), budgets.epsilon_of_shift(mu, 1e-5), 60
     found = [
         bound(rng.normal(size=500), mu + rng.normal(size=500), mu, 1e-5, 0.9) for _ in range(times)
     ]

@@ -36,6 +36,7 @@ from fedkern_flwr.strategies import (
     HierarchicalSVM,
 )
 
+pytestmark = pytest.mark.usefixtures("cheap_noise")
 KEY, NODES, ROWS = bytes(32), 5, 30
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((NODES, ROWS, 3)) / 2.0, (RNG.random((NODES, ROWS)) < 0.5).astype(float)
