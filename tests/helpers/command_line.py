@@ -118,13 +118,13 @@ class CommandLine:
         ratings += ["--clients", "6", "--min-support", "3"]
         stream = ["--data", "wine", "--clients", "4", "--rounds", "12", "--test-size", "0.3"]
         two = ["--data", "iris", "--positive", "2"]
-        raw = [*two, "--scaling", "none", "--C", "0.1"]
+        raw = [*two, "--scaling", "none", "--C", "0.1", "--tolerance", "0.05"]
         own = {
             "fed-cg": ["--landmarks", "16", "--regularization", "0.05"],
             "fdskl": ["--features", "40", "--gamma", "2", "--regularization", "0.01"],
             "secure-gram": ratings,
             "fed-cfk": ratings,
-            "hierarchical-svm": [*raw, "--users", "6", "--groups", "2"],
+            "hierarchical-svm": [*raw, "--users", "4", "--groups", "2"],
             "summary": ["--clients", "3"],
             "kernel-pca": ["--test-size", "0.2", "--clients", "3", "--features", "10"],
         }

@@ -75,8 +75,8 @@ def test_every_estimator_learns_and_tells_what_it_cost(name: str) -> None:
 
 def test_cross_validation_grid_search_and_pipelines() -> None:
     """Each fit has nodes, and ledgers of nodes, of its own: the same rows are asked about again."""
-    x, y = CANCER
-    assert cross_val_score(FedCGClassifier(), x, y).mean() > 0.96
+    x, y = (part[:210] for part in CANCER)
+    assert cross_val_score(FedCGClassifier(), x, y, cv=3).mean() > 0.96
     piped = make_pipeline(StandardScaler(), FedCGClassifier(landmarks=40))
     grid = GridSearchCV(piped, {"fedcgclassifier__gamma": [0.5, 500.0]}, cv=3).fit(x, y)
     assert grid.best_params_ == {"fedcgclassifier__gamma": 0.5}
@@ -116,8 +116,9 @@ def test_probabilities_follow_the_loss_or_rows_held_out() -> None:
         found = fitted.predict_proba(x)
         assert found.shape == (150, 3)
         assert np.allclose(found.sum(axis=1), 1.0)
-    likely = HierarchicalSVMClassifier(model="logistic", C=1.0).fit(*CANCER)
-    score, found = likely.decision_function(CANCER[0]), likely.predict_proba(CANCER[0])
+    x, y = (part[:200] for part in CANCER)
+    likely = HierarchicalSVMClassifier(model="logistic", C=1.0).fit(x, y)
+    score, found = likely.decision_function(x), likely.predict_proba(x)
     assert np.allclose(np.clip(found[:, 1], 1e-6, 1), np.clip(1 / (1 + np.exp(-score)), 1e-6, 1))
 
 
