@@ -347,19 +347,29 @@ def test_a_configuration_that_cannot_be_used_ends_the_node(tmp_path: Path) -> No
     assert done.stderr.count("\n") == 1
 
 
-def test_a_process_with_threads_is_not_copied() -> None:
+def test_a_process_with_threads_is_not_copied(tmp_path: Path) -> None:
     program = (
-        "import threading, time; from fedkern_flwr.simulations.deployment.warm_node import fork\n"
+        "import os, threading, time\n"
+        "from fedkern_flwr.simulations.deployment.warm_node import fork\n"
+        "os.dup2(os.open({out!r}, os.O_WRONLY | os.O_CREAT), 2)\n"
+        "[os.environ.pop(name, None) for name in {unset!r}]\n"
         "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n"
         "fork(lambda: None, None, end_with=9)"
     )
-    for env, named in ((os.environ, True), ({**os.environ, **NO_THREADS}, False)):
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-        assert done.returncode == 1
-        assert done.stderr.strip().endswith("[FK-NODE-THREADS]")
+    for unset in ([*NO_THREADS], []):
+        out = tmp_path / f"{len(unset)}"
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in NO_THREADS.items():
+                patch.setenv(name, value)
+            how = {"out": str(out), "unset": unset}
+            process = FORKS.Process(target=exec, args=(program.format(**how), {}))
+            process.start()
+        process.join(20)
+        assert process.exitcode == 1
+        told = out.read_text()
+        assert told.strip().endswith("[FK-NODE-THREADS]")
         for name, value in NO_THREADS.items():
-            assert (f"{name}={value}" in done.stderr) is named
+            assert (f"{name}={value}" in told) == bool(unset)
 
 
 def test_a_warm_process_has_no_thread_no_socket_and_all_that_a_message_needs() -> None:
