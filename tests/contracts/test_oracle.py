@@ -58,9 +58,10 @@ def test_the_zoo_has_a_way_of_every_strategy() -> None:
     "name", chosen([n for n, way in WAYS.items() if not way.private], {*MAIN, *FIRST.values()})
 )
 def test_the_seed_decides_the_run_and_serialised_messages_change_nothing(name: str) -> None:
-    found = quiet(name)
-    near = max(1e-6, found.way.near)
-    again = fit(name, start={"serialise": True})
+    way = WAYS[name].few(6)
+    found = quiet(name) if way == WAYS[name] else fit(way)
+    near = max(1e-6, way.near)
+    again = fit(way, start={"serialise": True})
     assert same(again.outcome(), found.outcome(), near)
     assert again.phases == found.phases
 

@@ -94,7 +94,7 @@ def ran(request: Any, tables: Any, commands: Any, prepared: list[Any]) -> Any:
     columns, arguments = messy(tables), RUNS[request.param]
     label = [] if "--label" in arguments else ["--label", "outcome"]
     own = ["--data", "train.csv", "--id", "id", *label]
-    result = commands.result(*arguments, *own)
+    result = commands.trained(*arguments, *own)
     Path("train.csv").unlink()
     shutil.rmtree("here/private_state")
     Path("here").rename("moved")

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from command_line import CommandLine, Tables
+from command_line import POOLED, CommandLine, Tables
 from exchanges import PAGE as EXCHANGES
 from exchanges import page as exchanges_page
 from flwr.app import Context, Message
@@ -430,10 +430,6 @@ def lines(page: str) -> list[str]:
     shown = [one.text for one in blocks() if one.page == page and one.language == "console"
              and not one.left_out]  # fmt: skip
     return re.findall(r"^\$ (.*)$", "\n".join(shown), flags=re.M)
-
-
-#: Their runs fit a model of the pooled rows as well, which takes longest.
-POOLED = ("fed-cg", "fdskl", "secure-gram", "fed-cfk", "hierarchical-svm")
 
 
 @pytest.mark.parametrize("page", FILES)

@@ -49,7 +49,7 @@ KINDS = [
 
 def trained(options: list[str], out: str = "run") -> FittedModel:
     """Run a method; return its whole model."""
-    CommandLine(Path()).result(*options, out=out)
+    CommandLine(Path()).trained(*options, out=out)
     return load_model(out)
 
 
