@@ -84,9 +84,9 @@ class CommandLine:
         return json.loads(printed)
 
     def trained(self, *arguments: str, out: str = "here") -> Any:
-        """Run a method; leave out its model of the pooled rows, which takes longer than a run."""
-        left_out = ["--no-check-pooled"] * (arguments[0] in POOLED)
-        return self.result(*arguments, *left_out, out=out)
+        """Run a method without its model of the pooled rows, which takes longer than a run."""
+        unchecked = ["--no-check-pooled"] * (arguments[0] in POOLED)
+        return self.result(*arguments, *unchecked, out=out)
 
     def complaint(self, *arguments: str, code: int = 2) -> str:
         """Run what must fail with this code; return its single line."""

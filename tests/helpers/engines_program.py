@@ -65,7 +65,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "hierarchical-svm, vertical": ("svm-visit-3-1", "svm-owner-2-6"),
 }  # fmt: skip
 BROKEN, SLOW, BUGS = "pof-mkl, broken", "pof-mkl, slow", "bugs"
-#: Seconds to answer beside other tests: in the run with a slow node, and in others.
+#: Seconds to answer while other tests run: with a slow node on each engine, and elsewhere.
 SECONDS, PATIENCE = {"ray": 10.0, "in-process": 0.5}, 200.0
 CLIENTS = 4
 

@@ -366,10 +366,10 @@ def test_a_process_with_threads_is_not_copied(tmp_path: Path) -> None:
             process.start()
         process.join(20)
         assert process.exitcode == 1
-        told = out.read_text()
-        assert told.strip().endswith("[FK-NODE-THREADS]")
+        shown = out.read_text()
+        assert shown.strip().endswith("[FK-NODE-THREADS]")
         for name, value in NO_THREADS.items():
-            assert (f"{name}={value}" in told) == bool(unset)
+            assert (f"{name}={value}" in shown) == bool(unset)
 
 
 def test_a_warm_process_has_no_thread_no_socket_and_all_that_a_message_needs() -> None:
