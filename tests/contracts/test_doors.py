@@ -244,8 +244,8 @@ def test_an_address_goes_with_ray_and_not_with_its_client(monkeypatch: pytest.Mo
     ("fed-cg", FedCGClassifier(held_out=0.3)),
     ("fdskl --features 20", FDSKLClassifier(features=20, held_out=0.25)),
     (
-        "hierarchical-svm --users 4 --C 1 --rounds 20",
-        HierarchicalSVMClassifier(C=1.0, held_out=0.3, options={"rounds": 20}),
+        "hierarchical-svm --users 4 --C 1 --tolerance 0.05",
+        HierarchicalSVMClassifier(C=1.0, held_out=0.3, options={"tolerance": 0.05}),
     ),
 ])  # fmt: skip
 def test_an_estimator_is_the_run_of_a_command(
