@@ -205,18 +205,6 @@ def test_every_clients_regret_stays_below_theorem_one(samples: int) -> None:
     assert max(r["largest_loss"] for r in reports) == found.strategy.metrics_["largest_loss"]
 
 
-@pytest.mark.parametrize("step_size", ["paper", "adaptive"])
-@pytest.mark.parametrize("kind", ["POFMKL", "VMKOFL", "LocalOnly"])
-def test_the_average_regret_falls(kind: str, step_size: Any) -> None:
-    strategy = getattr(strategies, kind)(features=9, step_size=step_size)
-    long_streams(120).fit(strategy=strategy, start={"num_rounds": 120})
-    average = [row["regret"] / row["round"] for row in strategy.history_]
-    if step_size == "paper":
-        assert average[119] < average[59] < average[19]
-    else:  # soon about zero
-        assert average[119] < average[9] / 4
-
-
 @pytest.mark.parametrize("name", [name for name in ONLINE if not WAYS[name].secure])
 def test_what_clients_tell_of_their_samples_grows(name: str) -> None:
     """Samples, their squared errors, and the largest of these, which is more than their mean."""
