@@ -19,7 +19,7 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,10 @@ class Way:
     def make(self, **options: Any) -> Any:
         """Return the strategy, with other options."""
         return self.strategy(**{**self.options, **options})
+
+    def few(self, most: int = 12) -> Way:
+        """Return the way with no more rounds than that, for tests of what does not converge."""
+        return replace(self, rounds=self.rounds and min(self.rounds, most))
 
     def sites(self, folder: Path | None = None, *, guarded: bool = False, **client: Any) -> Sites:
         """Return the nodes, with more arguments for every client; guarded: of no simulation."""

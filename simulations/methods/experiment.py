@@ -6,6 +6,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
@@ -194,6 +195,7 @@ def summarise(entry: Entry) -> dict[str, Any]:
     return family(entry.method).summarise(entry)
 
 
+@cache  # of metadata that take a tenth of a second to read
 def versions() -> dict[str, str]:
     """Return the versions of packages."""
     found = {"python": platform.python_version(), "platform": sys.platform}

@@ -20,7 +20,7 @@ from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import OFSKL, POFMKL, POFRLS, VMKOFL, LocalOnly, PerFedAvg
 
-ROWS, CLIENTS = 48, 5
+ROWS, FEW, CLIENTS = 48, 20, 5
 
 Make = Callable[..., Any]
 
@@ -83,9 +83,10 @@ HEAD = ",".join([*NAMES, "y"]) + "\n"
 @pytest.mark.parametrize("method", METHODS)
 def test_a_stream_gives_the_numbers_of_its_table(method: str, make_streams: Make) -> None:
     """Bit by bit: what is learned, told and counted."""
-    streams = make_streams(CLIENTS, ROWS)
+    streams = make_streams(3, FEW)
     table, stream = (
-        learned(method, client_fn, CLIENTS) for client_fn in (streams.client_fn, iterators(streams))
+        learned(method, client_fn, rounds=FEW)
+        for client_fn in (streams.client_fn, iterators(streams))
     )
     assert stream.metrics_ == table.metrics_
     assert stream.history_ == table.history_
@@ -221,13 +222,13 @@ def test_rows_of_files_that_are_none_are_left_out_and_told_of_without_their_valu
     kind: str, bad: list[str], make_streams: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The others, and held-out rows, give the numbers of their table."""
-    streams, rng = make_streams(3, ROWS), np.random.default_rng(0)
+    streams, rng = make_streams(3, FEW), np.random.default_rng(0)
     paths = [tmp_path / f"0.{kind}", tmp_path / "1", tmp_path / "2"]
     test = {"x_test": streams.tables[0]["x"][:7], "y_test": streams.tables[0]["y"][:7]}
     for k, path in enumerate(paths):
         own = list(lines(*rows_of(streams, k), kind))
         for line in bad:
-            own.insert(1 + rng.integers(len(own)), line.replace("x", "Mallory"))
+            own.insert(rng.integers(len(own)), line.replace("x", "Mallory"))
         text = (HEAD if kind == "csv" else "") + "\n".join(line.strip() for line in own) + "\n\n"
         path.write_text(text)
 
@@ -237,8 +238,8 @@ def test_rows_of_files_that_are_none_are_left_out_and_told_of_without_their_valu
     def files(context: Context) -> StreamClient:
         return StreamClient(context, paths[number(context)], label="y", wait=0.0, **test)
 
-    strategy = learned("pof-rls", files)
-    assert strategy.metrics_ == learned("pof-rls", table).metrics_
+    strategy = learned("pof-rls", files, rounds=FEW)
+    assert strategy.metrics_ == learned("pof-rls", table, rounds=FEW).metrics_
     assert "test_mse" in strategy.metrics_
     assert "rows of the stream that are left out: " in caplog.text
     assert "with gaps" in caplog.text

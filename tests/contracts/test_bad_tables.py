@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from command_line import Tables
+from command_line import CommandLine, Tables
 from flwr.app import Context, RecordDict
 from pyarrow import feather, parquet
 from refusals import complaint, refused, refuses
@@ -31,7 +31,6 @@ from fedkern_flwr import clients
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.interactions import Interactions
 from fedkern_flwr.simulations.apps.node import Node
-from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.estimators import FDSKLClassifier, FedCGClassifier
 from fedkern_flwr.simulations.methods.hybrid import HybridSettings
 from fedkern_flwr.simulations.run.party_files import PartyFiles
@@ -591,7 +590,7 @@ SITES: list[tuple[dict[str, Sequence[str]], dict[str, Sequence[str]], str]] = [
 @pytest.mark.promise("sites-written-alike")
 @pytest.mark.parametrize(("one", "other", "code"), SITES)
 def test_parties_that_write_differently_are_refused(
-    one: Any, other: Any, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    one: Any, other: Any, code: str, tmp_path: Path, commands: CommandLine
 ) -> None:
     typed = ["run", "hierarchical-svm", "--label", "out", "--out", str(tmp_path / "run")]
     for name, cells in (("north", one), ("south", other)):
@@ -599,14 +598,15 @@ def test_parties_that_write_differently_are_refused(
         path = tmp_path / f"{name}.csv"
         path.write_text(text_of({n: [*c] * 20 for n, c in columns.items()}), encoding="utf-8")
         typed += ["--party", str(path)]
-    assert run(typed) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    line = commands.complaint(*typed)
     assert line.endswith(f"[{code}]"), line
     if code == "FK-CLASSES-SPELLED":
         assert "20" in line  # counts of the parties
         names = {name: name[0].lower() in "y1b" for c in (one, other) for name in c["out"]}
         said = ",".join(f"{name}={'bad' if bad else 'good'}" for name, bad in names.items())
-        assert run([*typed, "--classes", said, "--quiet"]) == (2 if all(names.values()) else 0)
+        assert commands(*typed, "--classes", said, "--quiet", "--rounds", "3")[0] == (
+            2 if all(names.values()) else 0
+        )
 
 
 #: Cells of ids at two parties, and whether they are the same ids.
@@ -706,7 +706,7 @@ def test_a_party_in_another_unit_is_named(tmp_path: Path) -> None:
 
 
 def test_a_row_that_stands_twice_is_used_once_and_other_ids_are_counted_by_file(
-    capsys: pytest.CaptureFixture[str],
+    commands: CommandLine,
 ) -> None:
     rows = [f"{name}{k},{k % 7}.5,{k % 5},{k % 2}" for name in "ns" for k in range(40)]
     write = lambda name, own: Path(name).write_text("\n".join(["id,a,b,y", *own]))  # noqa: E731
@@ -718,14 +718,13 @@ def test_a_row_that_stands_twice_is_used_once_and_other_ids_are_counted_by_file(
     assert len(load_ids("north.csv", "id")) == 40
     typed = ["run", "fed-cg", "--label", "y", "--id", "id", "--landmarks", "6", "--out", "o"]
     typed += ["--party", "north.csv", "--party", "south.csv", "--test-size", "0.2"]
-    assert run(typed) == 0
-    assert "2 rows of north.csv stand twice, cell by cell: used once" in capsys.readouterr().err
+    text = commands.shown(*typed)
+    assert "2 rows of north.csv stand twice, cell by cell: used once" in text
     write("north.csv", [*rows[:40], "n1,0,0,0", "n2,0,0,0"])
     write("south.csv", [*rows[40:], "s1,0,0,0"])
-    assert run([*typed, "--force"]) == 2
-    told = capsys.readouterr().err
-    assert "2 in north.csv, 1 in south.csv" in told
-    assert told.strip().endswith("[FK-IDS-DUPLICATE]")
+    line = commands.complaint(*typed, "--force")
+    assert "2 in north.csv, 1 in south.csv" in line
+    assert line.endswith("[FK-IDS-DUPLICATE]")
 
 
 def test_a_column_of_several_types_is_named() -> None:
@@ -736,7 +735,7 @@ def test_a_column_of_several_types_is_named() -> None:
 
 @pytest.mark.parametrize(("method", "more"), DEALT_TO.items())
 def test_columns_are_chosen_and_a_leak_is_noted_by_every_method(
-    method: str, more: str, capsys: pytest.CaptureFixture[str]
+    method: str, more: str, commands: CommandLine
 ) -> None:
     x = np.random.default_rng(0).random((120, 5)).round(4)
     x[:, 4] = (x[:, 0] + x[:, 1] > 1.0) + 0.01 * x[:, 2]  # a second label
@@ -746,9 +745,9 @@ def test_columns_are_chosen_and_a_leak_is_noted_by_every_method(
     typed = ["run", method, *more.split(), "--data", "t.csv", "--label", "y", "--id", "id"]
     ignored = (("--ignore", "late"), False)
     for chosen, noted in (((), True), *[ignored] * (method in ("fed-cg", "pof-mkl"))):
-        assert run([*typed, *chosen, "--out", "o", "--force"]) == 0
+        text = commands.shown(*typed, *chosen, "--out", "o", "--force")
         columns = {
             one["column"] for one in json.loads(Path("o/result.json").read_text())["columns"]
         }
         assert columns == {*"abcd", *(("late",) if noted else ())}
-        assert ("possible leak" in capsys.readouterr().err) == noted
+        assert ("possible leak" in text) == noted

@@ -58,9 +58,10 @@ def test_the_zoo_has_a_way_of_every_strategy() -> None:
     "name", chosen([n for n, way in WAYS.items() if not way.private], {*MAIN, *FIRST.values()})
 )
 def test_the_seed_decides_the_run_and_serialised_messages_change_nothing(name: str) -> None:
-    found = quiet(name)
-    near = max(1e-6, found.way.near)
-    again = fit(name, start={"serialise": True})
+    way = WAYS[name].few(6)
+    found = quiet(name) if way == WAYS[name] else fit(way)
+    near = max(1e-6, way.near)
+    again = fit(way, start={"serialise": True})
     assert same(again.outcome(), found.outcome(), near)
     assert again.phases == found.phases
 
@@ -202,18 +203,6 @@ def test_every_clients_regret_stays_below_theorem_one(samples: int) -> None:
         assert report["total_samples"] == rounds
         assert report["regret"] <= bound
     assert max(r["largest_loss"] for r in reports) == found.strategy.metrics_["largest_loss"]
-
-
-@pytest.mark.parametrize("step_size", ["paper", "adaptive"])
-@pytest.mark.parametrize("kind", ["POFMKL", "VMKOFL", "LocalOnly"])
-def test_the_average_regret_falls(kind: str, step_size: Any) -> None:
-    strategy = getattr(strategies, kind)(features=9, step_size=step_size)
-    long_streams(120).fit(strategy=strategy, start={"num_rounds": 120})
-    average = [row["regret"] / row["round"] for row in strategy.history_]
-    if step_size == "paper":
-        assert average[119] < average[59] < average[19]
-    else:  # soon about zero
-        assert average[119] < average[9] / 4
 
 
 @pytest.mark.parametrize("name", [name for name in ONLINE if not WAYS[name].secure])

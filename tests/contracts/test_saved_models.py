@@ -32,7 +32,7 @@ from fedkern_flwr.tables import load_table
 pytestmark = pytest.mark.usefixtures("in_tmp")
 ROWS = 90
 ONLINE = "--clients 3 --rounds 16 --test-size 0.3"
-GRAM, SVM = "--encoding fixed-point", "hierarchical-svm --users 4 --rounds 20"
+GRAM, SVM = "--encoding fixed-point", "hierarchical-svm --users 4 --rounds 12"
 RUNS: dict[str, list[str]] = {
     name: typed.split()
     for name, typed in {
@@ -94,7 +94,7 @@ def ran(request: Any, tables: Any, commands: Any, prepared: list[Any]) -> Any:
     columns, arguments = messy(tables), RUNS[request.param]
     label = [] if "--label" in arguments else ["--label", "outcome"]
     own = ["--data", "train.csv", "--id", "id", *label]
-    result = commands.result(*arguments, *own)
+    result = commands.trained(*arguments, *own)
     Path("train.csv").unlink()
     shutil.rmtree("here/private_state")
     Path("here").rename("moved")
@@ -395,7 +395,7 @@ AT_NODES = [
 @pytest.mark.parametrize("name", AT_NODES)
 def test_nodes_predict_with_a_saved_model_as_in_its_run_from_its_columns_alone(name: str) -> None:
     """Columns of other names are others, though there are as many."""
-    way = WAYS[name]
+    way = WAYS[name].few()
     online = way.client is OnlineKernelClient
     sites = way.sites(**({"keep_weights": True} if online else {}))
     found = sites.fit()

@@ -133,8 +133,8 @@ class ZooSite(Site):
 
     @property
     def way(self) -> Way:
-        """The way with the options of the small run."""
-        way = WAYS[self.name]
+        """The way with the options of the small run, not all of its many rounds."""
+        way = WAYS[self.name].few()
         return replace(way, options={**way.options, **self.more})
 
     def node(self, k: int) -> dict[str, Any]:

@@ -71,11 +71,16 @@ def source() -> dict[str, str]:
     return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in files}
 
 
-def marks() -> Iterator[tuple[str, str]]:
-    """Yield (id of a promise, node id of a test that carries its mark)."""
+@functools.cache  # most of the time of all that need them goes into reading trees
+def marks() -> tuple[tuple[str, str], ...]:
+    """Return (id of a promise, node id of a test that carries its mark)."""
+    return tuple(_marks())
+
+
+def _marks() -> Iterator[tuple[str, str]]:
     for path in sorted(TESTS.rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
-        if "mark.promise" not in text:  # most of the time goes into reading trees
+        if "mark.promise" not in text:
             continue
         for node in ast.parse(text).body:
             inner = node.body if isinstance(node, ast.ClassDef) else [node]

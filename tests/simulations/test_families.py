@@ -552,7 +552,7 @@ SOLVED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("of_data", "options"), SOLVED)
 def test_runs_come_to_the_pooled_optimum(of_data: dict[str, Any], options: dict[str, Any]) -> None:
     prepared = data(**of_data, users=4, rounds=200)
-    metrics = run_one(prepared, tolerance=1e-4, **options).results[0]["metrics"]
+    metrics = run_one(prepared, tolerance=1e-3, **options).results[0]["metrics"]
     assert abs(metrics["objective_gap"]) < 1e-3
     assert metrics["objective"] > 0.0
     assert metrics["iterations"] >= 2
@@ -565,7 +565,7 @@ def test_runs_come_to_the_pooled_optimum(of_data: dict[str, Any], options: dict[
 def test_another_c_is_another_optimum() -> None:
     """The negative control of the gap that a run reports."""
     prepared = data("iris", positive=1.0, users=4)
-    strategy = HierarchicalSVM(seed=0, C=0.1, tolerance=1e-4)
+    strategy = HierarchicalSVM(seed=0, C=0.1, tolerance=1e-3)
     simulate(strategy, prepared.client_fn(strategy), prepared.nodes(strategy))
     right = HierarchicalFamily().measure(strategy, prepared, {})
     assert abs(right["objective_gap"]) < 1e-3

@@ -141,7 +141,7 @@ def test_a_method_takes_each_table_or_says_why_not(name: str, method: str, comma
     if name in cannot:
         assert commands.complaint("run", *run).endswith("[FK-TASK-TEXT]")
         return
-    found = commands.result(*run)
+    found = commands.trained(*run)
     metrics = found["metrics"]
     assert metrics
     assert np.isfinite([v for v in metrics.values() if isinstance(v, float)]).all()
@@ -169,7 +169,7 @@ def test_an_encoder_is_of_the_rows_that_are_not_held_out(name: str, commands: An
     numbers = table._replace(labels=[float(y != "c") for y in table.labels])
     arrow_csv.write_csv(numbers.arrow(), "t.csv")
     more = [*FAMILIES[name][0], *(["--rounds", "8"] if name == "pof-mkl" else [])]
-    commands.result(name, "--data", "t.csv", "--label", LABEL, *more, "--test-size", "0.4")
+    commands.trained(name, "--data", "t.csv", "--label", LABEL, *more, "--test-size", "0.4")
     columns = json.loads(Path("here/scaling.json").read_text())["encoder"]["columns"]
     rows = len(table.labels)
     found = {part["rows"] for one in columns for part in [one.get("facts") or {"rows": 0}]}

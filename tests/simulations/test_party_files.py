@@ -85,7 +85,7 @@ RUNS = {
     "fed-cg": ("--landmarks 12 --tune gcv", "--hospitals 2 --centres 2"),
     "fdskl": ("--features 40 --gamma 0.3 --regularization 0.01", "--parties 3"),
     "secure-gram": ("--encoding fixed-point --cost 1 --gamma 0.5 --kernel rbf", "--clients 3"),
-    "hierarchical-svm": ("--rounds 30", "--users 4"),
+    "hierarchical-svm": ("--rounds 10 --C 1", "--users 4"),
 }
 
 

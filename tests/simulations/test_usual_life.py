@@ -108,7 +108,7 @@ def what_follows(life: Life) -> None:
     life.go("fed_cg", {"predict": model}, predictions=outputs, test_data=new, **own)
     assert [len(Path(path).read_text().splitlines()) for path in outputs] == [9] * NODES
     user: dict[str, Any] = {"role": "user", "group": 0, "classes": "0,1"}
-    config = {"checkpoint": life.folder / "run.npz", "checkpoint_every": 2}
+    config = {"checkpoint": life.folder / "run.npz", "checkpoint_every": 2, "num_rounds": 8}
     with at_pull(9, cut), pytest.raises(PowerCutError):
         life.go("hierarchical_svm", config, **user)
     assert config["checkpoint"].exists()
@@ -149,7 +149,8 @@ def test_small_hospitals_with_text_gaps_and_dates_can_start(life: Life) -> None:
     life.go("ranges", **shared)
     own = {**shared, "classes": "0,1"}
     life.go("fed_cg", role="hospital", **own)
-    life.go("hierarchical_svm", {"architecture": "centralised"}, role="user", group=0, **own)
+    few = {"architecture": "centralised", "num_rounds": 8}
+    life.go("hierarchical_svm", few, role="user", group=0, **own)
     assert [NodeLedger(life.folder / str(k), k).refusals() for k in range(NODES)] == [[]] * NODES
 
 

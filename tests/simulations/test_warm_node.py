@@ -135,8 +135,8 @@ BAD = {
     "big": "bytearray(10**9)",
     "stuck": "(signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]), time.sleep(600))",
     "flood": "[os.write(1, b'x' * 65536) for _ in range(50)]",
-    "shut": "(os.close(1), os.close(2), time.sleep(1), os._exit(0))",
-    "leave": "__import__('subprocess').Popen(['sleep', '1'])",
+    "shut": "(os.close(1), os.close(2), time.sleep(0.3), os._exit(0))",
+    "leave": "__import__('subprocess').Popen(['sleep', '0.3'])",
 }  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def test_every_message_has_a_process_whatever_the_one_before_did(start):
     work = f"import secrets, numpy, random; print('drawn', {drawn}, flush=True)\n"
     work += "".join(f"if token == {token!r}: {act}\n" for token, act in BAD.items())
     reaper = "import ctypes; ctypes.CDLL(None).prctl(36, 1)  # gets orphans"
-    given = {"work": work, "more": reaper, "seconds": 2.0, "gigabytes": 0.5, "supernode": HEARS}
+    given = {"work": work, "more": reaper, "seconds": 1.2, "gigabytes": 0.5, "supernode": HEARS}
     node = start(tasks=["a", *BAD, "b"], **given)
     node.wait_for("answered b")
     assert node.count("--isolation process --host 127.0.0.1 --port 9 --superexec") == 1
@@ -176,20 +176,22 @@ def test_every_message_has_a_process_whatever_the_one_before_did(start):
     assert heard.keys() <= {*numbers.values()}  # what was answered is not among them
     for kind in zip(*(x.split()[2:] for x in node.lines if " drawn " in x), strict=True):
         assert len(set(kind)) == len(kind) >= len(BAD)
-    time.sleep(1.5)
+    time.sleep(0.6)
     assert node.process.is_alive()
 
 
-def test_the_process_of_a_stopped_run_is_ended_and_the_next_message_answered(start) -> None:
+def test_the_process_of_a_stopped_run_is_ended_and_the_next_message_answered(start, tmp_path):
     """Whatever a client prints, it ends no other."""
-    supernode = "print('@comes 7', flush=True)\n    time.sleep(6)\n"
+    supernode = "print('@comes 7', flush=True)\n"
     supernode += (
+        f"    while not os.path.exists({str(tmp_path / 'seen')!r}): time.sleep(0.02)\n"
         "    print('@stopped 100', flush=True)\n    print('@done', flush=True)\n    " + SLEEP
     )
     work = f"print('@stopped 101', flush=True) if token == 'b' else {SLEEP}"
     node = start(tasks=["a", "b"], work=work, supernode=supernode)
     running = node.status(lambda status: status.busy == 1)
     assert (running.run, running.message_since >= running.started) == ("7", True)
+    (tmp_path / "seen").touch()
     node.wait_for("answered b")
     assert node.count("run 7 is over") == 1
     assert node.count("signal") == 0
@@ -219,7 +221,7 @@ def test_one_at_a_time_whoever_asks(start: Callable[..., Started]) -> None:
     assert "SuperNode ID" in node.lines[places[0]]
     os.kill(node.pids("asking")[0], signal.SIGKILL)
     node.wait_for("asking", times=2)
-    time.sleep(1.0)
+    time.sleep(0.5)
     assert node.count("answering") == 1
     os.kill(node.pids("answering")[0], signal.SIGKILL)
     node.wait_for("answering", times=2)
@@ -345,19 +347,29 @@ def test_a_configuration_that_cannot_be_used_ends_the_node(tmp_path: Path) -> No
     assert done.stderr.count("\n") == 1
 
 
-def test_a_process_with_threads_is_not_copied() -> None:
+def test_a_process_with_threads_is_not_copied(tmp_path: Path) -> None:
     program = (
-        "import threading, time; from fedkern_flwr.simulations.deployment.warm_node import fork\n"
+        "import os, threading, time\n"
+        "from fedkern_flwr.simulations.deployment.warm_node import fork\n"
+        "os.dup2(os.open({out!r}, os.O_WRONLY | os.O_CREAT), 2)\n"
+        "[os.environ.pop(name, None) for name in {unset!r}]\n"
         "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n"
         "fork(lambda: None, None, end_with=9)"
     )
-    for env, named in ((os.environ, True), ({**os.environ, **NO_THREADS}, False)):
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-        assert done.returncode == 1
-        assert done.stderr.strip().endswith("[FK-NODE-THREADS]")
+    for unset in ([*NO_THREADS], []):
+        out = tmp_path / f"{len(unset)}"
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in NO_THREADS.items():
+                patch.setenv(name, value)
+            how = {"out": str(out), "unset": unset}
+            process = FORKS.Process(target=exec, args=(program.format(**how), {}))
+            process.start()
+        process.join(20)
+        assert process.exitcode == 1
+        shown = out.read_text()
+        assert shown.strip().endswith("[FK-NODE-THREADS]")
         for name, value in NO_THREADS.items():
-            assert (f"{name}={value}" in done.stderr) is named
+            assert (f"{name}={value}" in shown) == bool(unset)
 
 
 def test_a_warm_process_has_no_thread_no_socket_and_all_that_a_message_needs() -> None:
