@@ -55,6 +55,8 @@ class Cell:
     engine : {"in-process", "ray"}
     check_pooled : bool (default: False)
         Whether the model is compared with that of the pooled rows.
+    describes : bool (default: False)
+        Whether the record has the first table of the data; one cell of a comparison's data set.
     """
 
     settings: Settings
@@ -64,6 +66,7 @@ class Cell:
     audited: bool
     engine: Engine
     check_pooled: bool = False
+    describes: bool = False
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -87,6 +90,7 @@ class Cell:
             "audited": self.audited,
             "engine": self.engine,
             "check_pooled": self.check_pooled,
+            "describes": self.describes,
             "versions": versions(),
             "code": code_digest(),
         }
@@ -193,14 +197,15 @@ def run_alike(
     ]
 
     def keep(entry: Entry) -> None:
+        place = int(entry.label)
         finished(
-            int(entry.label),
+            place,
             {
                 "result": entry.results[0],
                 "facts": prepared.facts(),
                 "notes": plain_notes(prepared.notes),
                 "columns": [one._asdict() for one in prepared.explain()],
-                "first_table": prepared.first_table(),
+                "first_table": prepared.first_table if cells[place].describes else [],
                 "peak_memory": _peak_memory(),
             },
         )

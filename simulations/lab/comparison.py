@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ class Comparison:
     columns : sequence of mapping
         Encoding of the columns, see :class:`~fedkern_flwr.encoding.Explanation`.
     first_table : sequence of sequence of str
-        The table of the data, see :meth:`Prepared.first_table`; headings first.
+        The table of the data, see :attr:`Prepared.first_table`; headings first.
     """
 
     section: Section
@@ -143,11 +143,14 @@ def plan(chosen: Preset, seed: int) -> list[Part]:
         # the engine makes no difference to a reference
         reference = method in references_of(family_with(settings))
         engine: Engine = "in-process" if reference else chosen.engine
-        check = section.check_pooled and not reference
-        return [
-            Cell(settings, method, options, seed + k, k == 0 and not reference, engine, check)
+        more: dict[str, Any] = {"check_pooled": section.check_pooled and not reference}
+        every = [
+            Cell(settings, method, options, seed + k, k == 0 and not reference, engine, **more)
             for k in range(chosen.runs)
         ]
+        if label == section.describer(dataset):
+            every[0] = replace(every[0], describes=True)
+        return every
 
     return [
         Part(
@@ -183,9 +186,9 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
             notes.append(f"{label}: not converged after its iterations")
         if simple := summary.get("no_better_than"):
             notes.append(f"{label} predicts no better than {simple}")
-        if not facts and cells[0].settings is section.data[part.dataset]:
+        if label == section.describer(part.dataset):
             facts, columns = records[0]["facts"], records[0]["columns"]
-            first = records[0].get("first_table", first)
+            first = records[0]["first_table"]
         notes += records[0]["notes"]
     _compare_with_pooled(summaries, pooled_labels(entries))
     pairs, kept = paired_differences(summaries, section.ranks), tuple(dict.fromkeys(notes))

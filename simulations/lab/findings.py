@@ -24,7 +24,7 @@ _ALONE = ("local-only", ALONE)
 
 
 def verdict(comparison: Comparison) -> str:
-    """Write three sentences on the methods of a comparison.
+    """Write a few sentences on the methods of a comparison.
 
     They name the best federated method, compare it with pooled and local models, and say what its
     server saw.
@@ -59,22 +59,22 @@ def verdict(comparison: Comparison) -> str:
     first += f", the best of {len(federated)} federated methods" if several else ""
     pooled, single = best_of([one for one in summaries if one in references]), best_of(alone)
     simple = next((one.label for one in comparison.entries if one.method == "constant"), "")
-    beside = []
+    others = []
     if pooled:
         behind = _behind(summaries[best], summaries[pooled])
         more = f", {best} is {behind}" if behind else ""
-        beside.append(f"on the pooled data {figure(pooled)} ({pooled}){more}")
+        others.append(f"Pooled model: {figure(pooled)} ({pooled}){more}")
     if single:
         useless = simple and best_of([simple, single]) == simple
         more = f", no better than the {simple}, {figure(simple)}" if useless else ""
-        beside.append(f"each party alone {figure(single)} ({single}){more}")
+        others.append(f"Local models: {figure(single)} ({single}){more}")
     difference = summaries[best]["metrics"].get("centralised_difference")
-    if beside:
-        second = f"Beside it: {'; '.join(beside)}"
+    if others:
+        second = ". ".join(others)
     elif difference is not None:
-        second = f"It differs from itself on the pooled data by at most {scientific(difference)}"
+        second = f"Max. difference to the pooled model: {scientific(difference)}"
     else:
-        second = "No model of the pooled data or of a single party was computed beside it"
+        second = "It was compared with no pooled or local model"
     return f"{first}. {second}. {_seen(summaries[best])}."
 
 

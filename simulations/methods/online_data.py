@@ -110,6 +110,7 @@ class Streams(Prepared):
     scaling: Scaling
     rounds: int
     notes: tuple[str, ...]
+    settings: DataSettings
     files: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -203,7 +204,7 @@ def prepare(settings: DataSettings) -> Streams:
         for rows, held in zip(parts, test, strict=True)
     )
     notes = (*table.notes, *left_out, *said, *notes)
-    return Streams(shards, table.columns, encoder, scaling, rounds, notes)
+    return Streams(shards, table.columns, encoder, scaling, rounds, notes, settings)
 
 
 def _regression_note(table: Table) -> tuple[str, ...]:

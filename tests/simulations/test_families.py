@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused, refuses
+from refusals import complaint, refused, refuses
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
@@ -21,6 +21,7 @@ from fedkern_flwr.kernels.random_features import gaussian_frequencies
 from fedkern_flwr.method import option
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines.faults import DelayLaw, Delivery, GroupDelays
+from fedkern_flwr.simulations.lab import own as own_tables
 from fedkern_flwr.simulations.methods import rows as of_rows
 from fedkern_flwr.simulations.methods import vertical_oracle
 from fedkern_flwr.simulations.methods.dealt_data import frequency_seed
@@ -624,3 +625,17 @@ def test_an_option_with_the_name_of_one_of_the_table_is_refused(
     refuses("FK-METHOD-CLASS", of_rows.RowsFamily().check, {"method": "named"})
     monkeypatch.setattr(of_rows, "find_method", lambda name: KernelPCA)
     assert of_rows.usable("kernel-pca") is KernelPCA
+
+
+def test_a_method_that_needs_labels_is_not_compared_on_a_file_of_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Labelled(KernelPCA):
+        labels_of_row = 1
+
+    monkeypatch.setattr(own_tables, "find_method", lambda name: Labelled)
+    file = tmp_path / "a.csv"
+    file.write_text("\n".join(["x,z", *(f"{k / 40},{k % 3}" for k in range(40))]))
+    said = complaint("compare", "kernel-pca", "--datasets", str(file))
+    assert said.endswith("[FK-LABELS-MISSING]")
+    assert [*own_tables.registered_methods(["kernel-pca"], ("wine",)).data] == ["wine"]
