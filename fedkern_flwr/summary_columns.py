@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from .alignment import Overlap, count_overlaps
+from .encoding.columns import FIRST_DAY
 from .errors import OptionError, TableError
 from .plain_text import read_json
 from .summary import Column, Plan, SummaryDescribeReply
 from .table_parties import misfit
 
 _ALIKE = 0.7
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 @dataclass(frozen=True)
@@ -180,24 +184,34 @@ def unlisted_words(plan: Plan, own: Mapping[str, Sequence[str]]) -> list[tuple[s
 
 
 def public_columns(path: str | None, holders: Sequence[int]) -> Plan:
-    """Read public columns: ranges of numbers, lists of categories."""
+    """Read public columns: ranges of numbers and dates, lists of categories."""
     try:
-        told = read_json(Path(path or "").read_text(encoding="utf-8"))
-        columns = []
-        for name, one in told.items():
-            words = tuple(one) if all(isinstance(value, str) for value in one) else ()
-            ends = () if words else tuple(map(float, one))
-            if not words and not (len(ends) == 2 and -np.inf < ends[0] < ends[1] < np.inf):
-                raise ValueError
-            kind = "boolean" if ends and {type(value) for value in one} == {bool} else "number"
-            kind = "category" if words else kind
-            columns.append(Column(str(name), kind, tuple(holders), words, ends))
+        given = read_json(Path(path or "").read_text(encoding="utf-8"))
+        columns = [_public_column(str(name), one, tuple(holders)) for name, one in given.items()]
         if not columns:
             raise ValueError
     except (OSError, ValueError, TypeError, AttributeError):
         raise OptionError(
             "a budget needs public columns, and bounds is no JSON file of ranges and categories",
-            remedy='write {"age": [0, 120], "sex": ["f", "m"]} and name the file with --bounds',
+            remedy='write {"age": [0, 120], "sex": ["f", "m"], "born": ["1900-01-01", '
+            '"2030-12-31"]} and name the file with --bounds',
             code="FK-BUDGET-BOUNDS",
         ) from None
     return Plan(tuple(columns))
+
+
+def _public_column(name: str, given: Any, holders: tuple[int, ...]) -> Column:
+    """Return a column whose values are within two numbers or dates, or are of a list of texts."""
+    kind, texts = "number", all(isinstance(one, str) for one in given)
+    if not isinstance(given, list):
+        raise TypeError
+    if {type(one) for one in given} == {bool}:
+        kind = "boolean"
+    elif texts and len(given) == 2 and all(map(_DAY.fullmatch, given)):
+        kind, given = "date", [(date.fromisoformat(one) - FIRST_DAY).days for one in given]
+    elif texts and given:
+        return Column(name, "category", holders, tuple(given))
+    low, high = map(float, given)
+    if not -np.inf < low < high < np.inf:
+        raise ValueError
+    return Column(name, kind, holders, (), (low, high))

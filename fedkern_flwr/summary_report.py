@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import date, timedelta
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .encoding.columns import CIRCLES, SPLITS
+from .encoding.columns import CIRCLES, FIRST_DAY, SPLITS
+from .encoding.encoder import Encoder
 from .statistics import anova, chi_square, corrected, inflation, welch
 from .summary import Column, Plan, as_summed, moments
 from .summary import places as places_of
@@ -20,6 +21,7 @@ from .summary_figures import (
     Totals,
     read_correlations,
     read_groups,
+    read_noisy,
     read_numbers,
     read_places,
 )
@@ -30,7 +32,6 @@ Table = list[list[str]]
 
 _QUARTILES = ("0.25", "0.5", "0.75")
 _ROUGH = 0.25  # quantiles that may be farther off are not shown
-_FIRST_DAY = date(1970, 1, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,16 @@ class Figures:
             groups=compare_groups(found, tested=tested) if found.about.group else {},
             fewest=fewest,
         )
+
+    @classmethod
+    def of_noisy(
+        cls, total: Mapping[str, Floats], plan: Plan, deviation: float
+    ) -> tuple[Figures, Encoder]:
+        """Return what a sum with noise of that deviation says, and an encoder made of it."""
+        numbers, errors, words, encoder = read_noisy(total, plan, deviation)
+        names = {one.name: one.words for one in plan.texts}
+        known = {name: float(counts.sum()) for name, counts in words.items()}
+        return cls(numbers, words, names, known, errors=errors), encoder
 
     def gaps(self, name: str) -> int:
         """Return the number of rows without a category in a column."""
@@ -268,7 +279,7 @@ def _value(value: float, kind: str = "number") -> str:
     if value is None or not np.isfinite(value):
         return "-"
     if kind == "date":
-        return str(_FIRST_DAY + timedelta(days=float(value)))
+        return str(FIRST_DAY + timedelta(days=float(value)))
     return f"{value + 0.0:,.4g}"
 
 
