@@ -37,7 +37,7 @@ logger = logging.getLogger("fedkern_flwr")
 #: Checks whose text quotes names or categories: it stays at the party.
 _TEXTS = ("names", "categories")
 
-_BOUNDS = 'numbers have bounds as [0, 120], dates as ["2015-01-01", "2025-12-31"]'
+_BOUNDS = 'write [0, 120] for numbers, ["2015-01-01", "2025-12-31"] for dates, ["f", "m"] for text'
 
 Floats = NDArray[np.float64]
 

@@ -91,7 +91,7 @@ class Figures:
         found = {
             "rows": self.most_rows,
             "columns": len(self.numbers) + len(self.words),
-            "gaps": missing,
+            "gaps": max(missing, 0),  # noise may make it negative
             "rank_error": max((one.rank_error for one in self.numbers), default=0.0),
         }
         return {**found, "different": sum(p < significance for p in tests)} if tests else found
@@ -162,9 +162,10 @@ class Figures:
                 cells += [_level(test["p"]), _level(test["corrected"])] * tested
             whole = self._centre(one.kind, known, one.mean, one.deviation)
             table.append([f"{one.name}, {title}", whole, *cells])
-            if one.kind != "boolean" and one.rank_error <= _ROUGH:
+            rough = self._rank_error(one)
+            if one.kind != "boolean" and rough <= _ROUGH:
                 low, middle, high = (_value(one.quantiles[q], one.kind) for q in _QUARTILES)
-                off = f", rank ± {one.rank_error:.1%}" if one.rank_error > NEAR_RANK else ""
+                off = f", rank ± {rough:.1%}" if rough > NEAR_RANK else ""
                 title = f"  median [quartiles]{off}"
                 table.append([title, f"{middle} [{low}, {high}]", *blank])
             if one.gaps > 0:
@@ -184,6 +185,11 @@ class Figures:
             if (gaps := self.gaps(name)) > 0:
                 table.append(["  missing", self._share(gaps, float(self.rows[name])), *blank])
         return table
+
+    def _rank_error(self, one: Number) -> float:
+        """Return by how much ranks of the quartiles are off: at most, or the standard error."""
+        errors = self.errors.get(one.name)
+        return max(errors[f"rank of {q}"] for q in _QUARTILES) if errors else one.rank_error
 
     def _small(self, count: float) -> str:
         """Return what is shown of a count that is too small to be shown; of others nothing."""

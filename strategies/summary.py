@@ -41,6 +41,7 @@ class Summary(PrivateMethod):
         "columns": "columns",
         "gaps": "missing cells",
         "rank_error": "quantiles off by at most (rank)",
+        "different": "figures that differ between groups",
     }
     server_sees = (
         "of each party: names and kinds of its columns, and categories of min_sum_rows of its rows",

@@ -329,6 +329,15 @@ def test_a_simulated_run_drops_no_constant_column() -> None:
     assert given.notes == ("constant, so no features: always",)
 
 
+def test_infinite_cells_are_missing_where_rows_are_summarised() -> None:
+    x = np.column_stack([np.arange(30.0), np.full(30, 7.0)])
+    x[4, 0], x[5, 1] = np.inf, -np.inf
+    settings = RowSettings("made", clients=3, missing="encode")
+    given = prepare(settings.of_table(Table(x, None, ("a", "b"))))
+    rows = np.concatenate([table["x"] for table in given.raw])
+    assert (np.isnan(rows).sum(), np.isinf(rows).sum()) == (2, 0)
+
+
 class Limited(RowData):
     """Rows at nodes that limit what a run opens, as deployed ones do."""
 
@@ -441,8 +450,8 @@ def test_a_category_and_a_column_that_are_spelled_otherwise(tmp_path: Path) -> N
     tables[3]["columns"] = tuple("Weight" if name == "weight" else name for name in names)
     strategy = run(tables, tmp_path)
     rows = strategy.tables_["checks"][1:]
-    assert ["partition 1", "sex", "category 'female' is here alone; others have 'f'"] in rows
-    assert ["partition 3", "Weight", "is here alone; others have 'weight'"] in rows
+    assert ["partition 1", "sex", "only this party has category 'female'; others have 'f'"] in rows
+    assert ["partition 3", "Weight", "only this party has it; others have 'weight'"] in rows
     assert any("'female'" in row["text"] for row in compared(tmp_path, 1))
 
 
@@ -454,11 +463,11 @@ def test_ids_that_parties_share_and_those_without_their_zeros(tmp_path: Path) ->
     tables[2]["ids"] = [name.lstrip("0") or "0" for name in tables[2]["ids"]]
     strategy = run(tables, tmp_path)
     assert strategy.details_["overlap"][0]["shared"] == {1: 200, 2: 0}
-    text = "0 ids are those of partition 2; 200 more would be without capital letters"
+    text = "0 ids in common with partition 2, 200 if capital letters, leading zeros"
     assert any(
         row[0] == "partition 1" and row[2].startswith(text) for row in strategy.tables_["checks"]
     )
-    assert any("200 more" in row["text"] for row in compared(tmp_path, 2))
+    assert any(", 200 if" in row["text"] for row in compared(tmp_path, 2))
 
 
 def test_random_signs_of_equal_rows_are_seldom_few() -> None:
