@@ -56,12 +56,14 @@ def test_cells_that_run_together_are_those_that_run_alone() -> None:
     for one, record in zip(alike, together.values(), strict=True):
         assert run_cell(one)["result"]["metrics"] == record["result"]["metrics"]
         assert record["facts"]["clients"] == 3
+        assert not record["first_table"]  # one cell of a data set has it
         assert record["peak_memory"] > 1e7
+    assert run_cell(cell(describes=True))["first_table"][0][1] == "all (n=150)"
 
 
 def test_what_a_result_depends_on_changes_its_key(tmp_path: Path, monkeypatch: Any) -> None:
     other: dict[str, Any] = {"seed": 4, "options": {"features": 9}, "method": "pof-mkl"}
-    other |= {"audited": True, "engine": "ray", "check_pooled": True}
+    other |= {"audited": True, "engine": "ray", "check_pooled": True, "describes": True}
     settings = replace(WEATHER, seed=1), replace(WEATHER, data="wine"), VerticalSettings("iris")
     changes = [
         *({name: value} for name, value in other.items()),
