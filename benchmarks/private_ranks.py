@@ -10,9 +10,9 @@ and normal noise of the variance that the library adds, which makes no differenc
 parties of which one colludes, nothing tuned, at most 4,000 rows to learn from. Ranges are those of
 the columns, taken to be public. A share s of epsilon buys ranks, and the model has the largest
 epsilon with which both cost no more than the whole, as a node's ledger counts. ``free`` ranks are
-exact and cost nothing: no run can have them. The tables are those of ``any_table.py``, their last
-class or label above the median against the others, and two made ones with heavy tails: 57 columns
-of counts, 12 of sums.
+exact and cost nothing: no run can have them. The tables are those of ``guard_limits.py``, their
+last class or label above the median against the others, and two made ones with heavy tails: 57
+columns of counts, 12 of sums.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from any_table import SETS, TRAIN, prepared
+from guard_limits import BUILT_IN, FILES, prepared
 from numpy.typing import NDArray
 from private_accuracy import DELTA, FEATURES, HOSPITALS, Split
 from private_steps import learn
@@ -41,6 +41,7 @@ Floats = NDArray[np.float64]
 EPSILONS = (1.0, 3.0, 10.0)
 RNG = np.random.default_rng(0)
 MADE = ("made counts", "made sums")
+TRAIN = 4000  # most rows to learn from
 #: Accuracy of features in [0, 1] and labels, of a split, at an epsilon.
 Method = Callable[[Floats, Floats, float, int], float]
 
@@ -54,7 +55,7 @@ def load(name: str, seed: int) -> tuple[Floats, Floats]:
         x = np.exp(2.0 * z)
         x, y = (rng.poisson(x / 4.0).astype(float) if columns == 57 else x), y > 0.0
     else:
-        table = prepared(name, seed, "fed-cg").load(seed)[0]
+        table = prepared(name, seed, "fed-cg", hospitals=2).load(seed)[0]
         kept = np.isfinite(table.x).all(axis=1) & np.isfinite(table.y)
         x, y = table.x[kept], table.y[kept]
         two = len(np.unique(y)) == 2
@@ -172,7 +173,7 @@ def main() -> None:
     found.add_argument("--splits", type=int, default=3)
     found.add_argument("--repeats", type=int, default=3)
     found.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.5])
-    found.add_argument("--sets", nargs="+", default=[*SETS, *MADE])
+    found.add_argument("--sets", nargs="+", default=[*BUILT_IN, *FILES, *MADE])
     given = found.parse_args()
     print("| table | epsilon | range | " + " | ".join(map(str, given.shares)) + " | free |")
     print("|---|---|" + "---|" * (len(given.shares) + 2))

@@ -115,8 +115,9 @@ def generated(name: str, seed: int, clients: int = 10, rounds: int = 500) -> Str
         Shard(scaled.x[k::clients], scaled.y[k::clients], scaled.x[:0], scaled.y[:0])
         for k in range(clients)
     )
-    encoder = DataSettings(data=name).encoder(table)
-    return Streams(shards, columns, encoder, scaling, rounds, ())
+    settings = DataSettings(data=name)
+    encoder = settings.encoder(table)
+    return Streams(shards, columns, encoder, scaling, rounds, (), settings)
 
 
 def rows_by_round(prepared: Streams) -> tuple[Floats, Floats]:

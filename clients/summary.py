@@ -37,6 +37,8 @@ logger = logging.getLogger("fedkern_flwr")
 #: Checks whose text quotes names or categories: it stays at the party.
 _TEXTS = ("names", "categories")
 
+_BOUNDS = 'write [0, 120] for numbers, ["2015-01-01", "2025-12-31"] for dates, ["f", "m"] for text'
+
 Floats = NDArray[np.float64]
 
 
@@ -54,30 +56,25 @@ class SummaryClient(MethodClient):
     def describe(self, request: DescribeRequest) -> SummaryDescribeReply:
         """Return its sizes, kinds of its columns, categories of enough rows, and pseudonyms."""
         about = vars(super().describe(request))  # refuses first what the policy does not allow
-        held, hashes = b"", [np.zeros((0, 2), np.uint64)] * 2
+        held, ids, spelled = b"", *[np.zeros((0, 2), np.uint64)] * 2
         if not request.privacy:
             words = {name: self._enough(name) for name in self.categories}
             kinds = [self.kinds.get(name, "number") for name in self.columns]
             held = json.dumps([self.columns, kinds, words]).encode()
             if self.ids is not None and self.alignment_key is not None:
                 exact = isinstance(self.alignment_key, AlignmentTags)  # no other spelling has a tag
-                spelled = self.ids if exact else plain_ids(self.ids)
-                whole = [
-                    hash_ids(n, self.alignment_key, request.session) for n in (self.ids, spelled)
-                ]
-                hashes = [one[sort_order(one)] for one in whole]
+                both = self.ids, self.ids if exact else plain_ids(self.ids)
+                hashes = [hash_ids(n, self.alignment_key, request.session) for n in both]
+                ids, spelled = (one[sort_order(one)] for one in hashes)
         few = self.policy.min_sum_rows
-        return SummaryDescribeReply(
-            **about, held=held, fewest=few, ids=hashes[0], spelled=hashes[1]
-        )
+        return SummaryDescribeReply(**about, held=held, fewest=few, ids=ids, spelled=spelled)
 
     @contributes(PLACES)
     def add_places(self, plan: str, bound: float, circles: int) -> dict[str, Any]:
         """Return counts of the values of its columns in public bins."""
         whole, own = self._own(plan)
         for one in whole.numbers:
-            values = own.get(one.name, np.zeros(0))
-            if np.abs(values[np.isfinite(values)]).max(initial=0.0) > bound:
+            if np.fmax.reduce(np.abs(own.get(one.name, ())), initial=0.0) > bound:
                 problem = f"column {one.name!r} has values beyond the public bound of {bound:g}"
                 remedy = "write it in larger units, or raise the option bound"
                 error = TableError(problem, remedy=remedy, party=self.name, code="FK-VALUES-BOUND")
@@ -92,7 +89,11 @@ class SummaryClient(MethodClient):
     @contributes(NOISY)
     def add_noisy(self, plan: str) -> dict[str, Any]:
         """Return all figures at once, of public columns, clipped to their ranges."""
-        return noisy_terms(*self._own(plan))
+        whole, own = self._own(plan)
+        if left := [name for name in self.columns if name not in own]:
+            names = plain_line(", ".join(left))
+            logger.warning("%s: not summed, as they have no public bounds: %s", self.name, names)
+        return noisy_terms(whole, own)
 
     @answers("compare", last=True)
     def compare(self, plan: str, notes: list[Any], **given: Any) -> dict[str, Any] | None:
@@ -104,9 +105,9 @@ class SummaryClient(MethodClient):
         rest = {name: totals[f"of_{name}"] - part for name, part in terms.items()}
         mine, others = (Totals(whole, about, one) for one in (terms, rest))
         found = compare_with_others(own, mine, others)
-        found += [Difference(name, "names", np.nan, np.nan, text) for name, text in notes]
-        rare = unlisted_words(whole, self.categories)
-        found += [Difference(name, "categories", np.nan, np.nan, text) for name, text in rare]
+        said = {"names": notes, "categories": unlisted_words(whole, self.categories)}
+        for check, texts in said.items():
+            found += [Difference(name, check, np.nan, np.nan, text) for name, text in texts]
         for one in found:
             if one.text:
                 text = plain_line(f"{one.column or one.check}: {one.text}")
@@ -128,10 +129,13 @@ class SummaryClient(MethodClient):
         least = max(1, self.policy.min_sum_rows)
         return [word for word, n in zip(names, counts, strict=True) if n >= least]
 
-    def _is(self, one: Column) -> bool:
-        """Return whether a column holds what the public bounds say of it."""
+    def _check_kind(self, one: Column) -> None:
+        """Refuse public bounds of a column that holds something else."""
         own = self.kinds.get(one.name, "number")
-        return own == "category" if one.kind == "category" else own in ("number", "boolean")
+        if own != one.kind and not {own, one.kind} <= {"number", "boolean"}:
+            problem = f"column {one.name!r} holds a {own}, the public bounds are of a {one.kind}"
+            error = TableError(problem, remedy=_BOUNDS, party=self.name, code="FK-COLUMN-KIND")
+            raise self.unfit(error)
 
     def _own(self, told: str) -> tuple[Plan, dict[str, Floats]]:
         """Return the columns of the run, and the values of those that this node adds.
@@ -153,16 +157,12 @@ class SummaryClient(MethodClient):
                 continue
             lonely = len(one.holders) < self.partitions and len(one.holders) - absent < least
             if lonely and not (self.simulated or self.allow_single):
-                logger.warning(
-                    "column %r is held by %d parties, of which too few may be there: not summed",
-                    one.name,
-                    len(one.holders),
-                )
+                text = "column %r is not summed: of its %d parties too few may take part"
+                logger.warning(text, one.name, len(one.holders))
                 continue
             values = self.x[:, self.columns.index(one.name)]
-            if self.budget is not None and not self._is(one):
-                problem = f"column {one.name!r} holds no {one.kind}, but the public bounds say so"
-                raise self.unfit(TableError(problem, party=self.name, code="FK-COLUMN-KIND"))
+            if self.budget is not None:
+                self._check_kind(one)
             if one.kind == "category":
                 names = self.categories.get(one.name, ())
                 # noise hides rare ones, and a row that becomes another moves two counts only

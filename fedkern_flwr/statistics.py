@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
+FEATURES = 16  # random frequencies with which tables are compared
+
 
 def _special() -> Any:
     """Import ``scipy.special`` at first use: a run without p-values starts sooner."""
@@ -90,6 +92,13 @@ def kolmogorov_smirnov(ours: Floats, theirs: Floats) -> tuple[float, float]:
     n, m = ours.sum(), theirs.sum()
     distance = float(np.abs(np.cumsum(ours) / n - np.cumsum(theirs) / m).max())
     return distance, float(_special().kolmogorov(distance * np.sqrt(n * m / (n + m))))
+
+
+def features(z: Floats, seed: int) -> Floats:
+    """Return random features of rows in units of deviations, shape (n, 2 FEATURES)."""
+    draw = np.random.default_rng(seed).standard_normal((z.shape[1], FEATURES))
+    phase = np.clip(z, -4.0, 4.0) @ draw / np.sqrt(z.shape[1])
+    return np.concatenate([np.cos(phase), np.sin(phase)], axis=1)
 
 
 def mean_discrepancy(

@@ -17,8 +17,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .encoding.columns import COARSE, DAY, DECIMALS, coarse_edges, count_bins, count_strays
+from .encoding.columns import (
+    COARSE,
+    DAY,
+    DECIMALS,
+    coarse_edges,
+    count_arcs,
+    count_bins,
+    count_strays,
+    range_edges,
+)
 from .plain_text import read_json
+from .statistics import FEATURES, features
 from .steps import Sum
 from .wire.describe import DescribeReply
 from .wire.message import array
@@ -44,9 +54,6 @@ def width(sizes: Mapping[str, int]) -> int:
 MOMENTS = Sum("moments", bound=1.0, per="client", products=width)
 #: All at once, of public columns, in units of :func:`noisy_reach`.
 NOISY = Sum("noisy", bound=1.0, sensitivity=1.0)
-
-FEATURES = 16  # random frequencies with which tables are compared
-EVEN_BINS, HALVES = 16, 20  # of the public range, and how often a part near zero is halved
 
 
 class SummaryDescribeReply(DescribeReply):
@@ -150,21 +157,6 @@ def places(plan: Plan, own: Mapping[str, Floats], bound: float, circles: int) ->
             found["strays"][k] = count_strays(values)
             found["arcs"][k] = count_arcs(values, bound, circles)
     return found
-
-
-def lengths_of(bound: float, circles: int) -> Floats:
-    """Return the lengths of circles, from the longest on, each half of the one before.
-
-    They are a little longer than the bound says, so that it is within the first quarter.
-    """
-    return np.asarray(4.0 * bound * (1.0 + 2.0**-40) * 2.0 ** -np.arange(circles))
-
-
-def count_arcs(values: Floats, bound: float, circles: int) -> Floats:
-    """Return the number of values in each quarter of circles, shape (circles, 4)."""
-    turns = values[np.isfinite(values)] / lengths_of(bound, circles)[:, None] % 1.0
-    quarters = np.minimum(4.0 * turns, 3.0).astype(np.intp)
-    return np.array([np.bincount(one, minlength=4) for one in quarters]).reshape(circles, 4)
 
 
 def count_rows(plan: Plan, own: Mapping[str, Floats]) -> Floats:
@@ -282,13 +274,6 @@ def moments(plan: Plan, own: Mapping[str, Floats], about: About) -> Terms:
     return {name: np.clip(part, -1.0, 1.0) for name, part in found.items()}
 
 
-def features(z: Floats, seed: int) -> Floats:
-    """Return random features of rows in units of deviations, shape (n, 2 FEATURES)."""
-    draw = np.random.default_rng(seed).standard_normal((z.shape[1], FEATURES))
-    phase = np.clip(z, -4.0, 4.0) @ draw / np.sqrt(z.shape[1])
-    return np.concatenate([np.cos(phase), np.sin(phase)], axis=1)
-
-
 # -- with a budget of privacy: public columns, one sum
 
 
@@ -298,21 +283,9 @@ def noisy_shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
     return {
         "rows": (len(plan.columns),),
         "powers": (n, 3),
-        "bins": (sum(len(noisy_edges(*one.range)) - 1 for one in plan.numbers),),
+        "bins": (sum(len(range_edges(*one.range)) - 1 for one in plan.numbers),),
         "words": (words,),
     }
-
-
-def noisy_edges(low: float, high: float) -> Floats:
-    """Return the edges of the public bins of a range: even ones, and ever finer ones near zero.
-
-    A column with a few values far from the others has these in bins of their own; what is zero in
-    most rows is in a bin without the others. A row is in one bin, however many there are.
-    """
-    near = (high - low) * 2.0 ** -np.arange(EVEN_BINS.bit_length(), HALVES + 1.0)
-    middle = min(max(0.0, low), high)
-    found = np.concatenate([np.linspace(low, high, EVEN_BINS + 1), middle - near, middle + near])
-    return np.unique(found[(found >= low) & (found <= high)])
 
 
 def noisy_reach(plan: Plan) -> float:
@@ -333,6 +306,6 @@ def noisy_terms(plan: Plan, own: Mapping[str, Floats]) -> Terms:
         values = np.clip(values[np.isfinite(values)], low, high)
         z = np.clip(2.0 * (values - low) / (high - low) - 1.0, -1.0, 1.0)
         found["powers"][k] = len(z), z.sum(), (z**2).sum()
-        bins.append(count_bins(values, noisy_edges(low, high)))
+        bins.append(count_bins(values, range_edges(low, high)))
     found["bins"] = np.concatenate(bins)
     return {name: part / noisy_reach(plan) for name, part in found.items()}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from .alignment import Overlap, count_overlaps
+from .encoding.columns import FIRST_DAY
 from .errors import OptionError, TableError
 from .plain_text import read_json
 from .summary import Column, Plan, SummaryDescribeReply
 from .table_parties import misfit
 
 _ALIKE = 0.7
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 @dataclass(frozen=True)
@@ -91,11 +96,11 @@ def common_columns(parties: Sequence[SummaryDescribeReply], group: str | None = 
         columns.append(Column(name, here.pop(), tuple(held), tuple(sorted(words.get(name, {})))))
         rest = [other for other in kinds if not set(kinds[other]) & set(held)]
         if len(held) == 1 < len(parties) and (like := near_name(name, rest)):
-            notes[min(held)].append((name, f"is here alone; others have {like!r}"))
+            notes[min(held)].append((name, f"only this party has it; others have {like!r}"))
         for word, where in words.get(name, {}).items():
             rest = [other for other, at in words[name].items() if not at & where]
             if len(where) == 1 < len(held) and (like := near_name(word, rest)):
-                text = f"category {word!r} is here alone; others have {like!r}"
+                text = f"only this party has category {word!r}; others have {like!r}"
                 notes[min(where)].append((name, text))
     if not columns:
         raise TableError(
@@ -147,10 +152,11 @@ def _match(
     plain = count_overlaps({one.partition: one.spelled for one in having})
     for p, one in plain.items():
         for k, n in one.shared.items():
-            more, same = n - exact[p].shared[k], exact[p].shared[k]
-            if more > 0:
-                text = f"{same} ids are those of {called[k]}; {more} more would be without capital"
-                notes[p].append(("", f"{text} letters, leading zeros and .0"))
+            if n > (same := exact[p].shared[k]):
+                text = (
+                    f"{same} ids in common with {called[k]}, {n} if capital letters, leading zeros"
+                )
+                notes[p].append(("", f"{text} and .0 are ignored"))
     return exact
 
 
@@ -174,30 +180,44 @@ def unlisted_words(plan: Plan, own: Mapping[str, Sequence[str]]) -> list[tuple[s
         missing = [word for word in one.words if word not in names]
         for word in names:
             if word not in one.words and (like := near_name(word, missing or shared)):
-                text = f"category {word!r} is among the others; it may be {like!r}"
+                text = f"category {word!r} is counted as other; it may be {like!r}"
                 found.append((one.name, text))
     return found
 
 
 def public_columns(path: str | None, holders: Sequence[int]) -> Plan:
-    """Read public columns: ranges of numbers, lists of categories."""
+    """Read public columns: ranges of numbers and dates, lists of categories."""
     try:
-        told = read_json(Path(path or "").read_text(encoding="utf-8"))
-        columns = []
-        for name, one in told.items():
-            words = tuple(one) if all(isinstance(value, str) for value in one) else ()
-            ends = () if words else tuple(map(float, one))
-            if not words and not (len(ends) == 2 and -np.inf < ends[0] < ends[1] < np.inf):
-                raise ValueError
-            kind = "boolean" if ends and {type(value) for value in one} == {bool} else "number"
-            kind = "category" if words else kind
-            columns.append(Column(str(name), kind, tuple(holders), words, ends))
-        if not columns:
-            raise ValueError
-    except (OSError, ValueError, TypeError, AttributeError):
+        given = {**read_json(Path(path or "").read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError):
+        given = {}
+    if not given:
         raise OptionError(
             "a budget needs public columns, and bounds is no JSON file of ranges and categories",
             remedy='write {"age": [0, 120], "sex": ["f", "m"]} and name the file with --bounds',
             code="FK-BUDGET-BOUNDS",
+        )
+    return Plan(tuple(_public_column(name, one, tuple(holders)) for name, one in given.items()))
+
+
+def _public_column(name: str, given: Any, holders: tuple[int, ...]) -> Column:
+    """Return a column whose values are within two numbers or dates, or are of a list of texts."""
+    kinds = {type(one) for one in given} if isinstance(given, list) else set()
+    kind = "boolean" if kinds == {bool} else "number"
+    try:
+        ends = given
+        if kinds == {str} and len(given) == 2 and all(map(_DAY.fullmatch, given)):
+            kind, ends = "date", [(date.fromisoformat(one) - FIRST_DAY).days for one in given]
+        elif kinds == {str}:
+            return Column(name, "category", holders, tuple(given))
+        low, high = map(float, ends)
+        if not (kinds and -np.inf < low < high < np.inf):
+            raise ValueError
+    except (ValueError, TypeError):
+        raise OptionError(
+            f"the public bounds of column {name!r} are {json.dumps(given)[:60]}",
+            remedy='write [0, 120] for numbers, ["2015-01-01", "2025-12-31"] for dates, '
+            '["f", "m"] for text',
+            code="FK-BUDGET-BOUNDS",
         ) from None
-    return Plan(tuple(columns))
+    return Column(name, kind, holders, (), (low, high))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -16,29 +16,36 @@ from .encoding.columns import (
     COARSE,
     DECIMALS,
     MIN_ROWS,
+    PARTS,
     SPLITS,
     Category,
     CategoryFacts,
+    Date,
     NumberFacts,
     binned_facts,
+    circle_lengths,
     coarse_edges,
     decimals_of,
     fine_edges,
     other_scale,
+    range_edges,
 )
 from .encoding.columns import Number as Ranked
 from .encoding.encoder import Encoder
 from .planning import Allowance
-from .statistics import chi_square, kolmogorov_smirnov, mean_discrepancy, welch
-from .summary import (
+from .statistics import (
     FEATURES,
+    chi_square,
+    features,
+    kolmogorov_smirnov,
+    mean_discrepancy,
+    welch,
+)
+from .summary import (
     About,
     Column,
     Plan,
-    features,
-    lengths_of,
     moment_shapes,
-    noisy_edges,
     noisy_reach,
     place_shapes,
     width,
@@ -51,6 +58,9 @@ _ROUNDED = 1e-15
 _BINS = 400  # of few rows, where there is no limit: a rank is to be within 1 % in any shape
 NEAR_RANK = 0.01  # a rank that may be farther off is noted
 _LEVELS = np.linspace(0.0, 1.0, 129)  # of noisy quantiles
+_EMPTY = 2.0  # standard errors under which a noisy count is taken as none
+_FINE = 16  # points of a bin at which its curve is computed
+_BENT = 0.05  # by which share of a bin its curve is wrong, measured on columns of nine shapes
 
 
 def split_words(plan: Plan, words: Floats) -> dict[str, Floats]:
@@ -103,7 +113,7 @@ def read_arcs(arcs: Floats, n: float, bound: float) -> Floats:
     few outliers do not matter.
     """
     place, last = 0.0, 4.0 * bound
-    for length, counts in zip(lengths_of(bound, len(arcs)), arcs, strict=True):
+    for length, counts in zip(circle_lengths(bound, len(arcs)), arcs, strict=True):
         pairs = counts + np.roll(counts, -1)
         if pairs.max() < 0.75 * n:
             break
@@ -124,7 +134,7 @@ def read_range(arcs: Floats, n: float, bound: float) -> tuple[float, float]:
     four, one after the other, and it becomes two adjacent ones that have all values.
     """
     low, high, rounding = -bound * (1.0 + 2.0**-40), bound * (1.0 + 2.0**-40), bound * 2.0**-50
-    for length, counts in zip(lengths_of(bound, len(arcs))[1:], arcs[1:], strict=True):
+    for length, counts in zip(circle_lengths(bound, len(arcs))[1:], arcs[1:], strict=True):
         own = np.roll(counts, -int(np.rint(low / length * 4.0)) % 4)
         whole = np.flatnonzero(own[:-1] + own[1:] == n)
         if not len(whole):
@@ -420,11 +430,21 @@ def _swapped(mine: Totals, others: Totals, shifts: Mapping[int, float], k: int, 
 # -- with a budget of privacy
 
 
-def on_simplex(counts: Floats, total: float) -> Floats:
+def likely_counts(counts: Floats, total: float, sigma: float) -> Floats:
     """Return the nearest numbers that are not negative and add up to a positive total.
 
-    Of noisy counts these are the likeliest: most bins that have but noise become empty.
+    Counts that may be only noise become none: else many empty bins would together have many rows.
+    No count above the mean does, as there are few of these.
     """
+    kept = counts > min(_EMPTY * sigma, total / len(counts))
+    kept[counts.argmax()] = True
+    found = np.zeros(len(counts))
+    found[kept] = on_simplex(counts[kept], total)
+    return found
+
+
+def on_simplex(counts: Floats, total: float) -> Floats:
+    """Return the nearest numbers that are not negative and add up to a positive total."""
     ranked = np.sort(counts)[::-1]
     excess = (np.cumsum(ranked) - total) / np.arange(1, len(counts) + 1)
     return np.asarray(np.maximum(counts - excess[np.flatnonzero(ranked > excess)[-1]], 0.0))
@@ -441,7 +461,7 @@ def read_noisy(
     sigma, names = deviation * reach, [one.name for one in plan.columns]
     rows = dict(zip(names, (total["rows"] * reach).tolist(), strict=True))
     words, columns = split_words(plan, total["words"] * reach), dict[str, Any]()
-    places = np.cumsum([len(noisy_edges(*one.range)) - 1 for one in plan.numbers])[:-1]
+    places = np.cumsum([len(range_edges(*one.range)) - 1 for one in plan.numbers])[:-1]
     bins = np.split(total["bins"] * reach, places) if plan.numbers else []
     for one, powers, counts in zip(plan.numbers, total["powers"] * reach, bins, strict=True):
         figures, errors[one.name], knots = _read_number(one, rows[one.name], powers, counts, sigma)
@@ -456,7 +476,8 @@ def read_noisy(
             deviation=float(np.nan_to_num(figures.deviation)),
             knots=tuple(knots.tolist()),
         )
-        columns[one.name] = Ranked.of(one.name, facts, "rank", "encode")
+        ranked = _ranked_date if one.kind == "date" else _ranked
+        columns[one.name] = ranked(one.name, facts)
     for one in plan.texts:
         counts, whole = words[one.name], max(round(rows[one.name]), 1)
         missing = _known_gaps(whole, float(counts.sum()), sigma * np.sqrt(len(counts) + 1.0))
@@ -467,24 +488,38 @@ def read_noisy(
     return found, errors, words, Encoder(tuple(columns[name] for name in names))
 
 
+def _ranked(name: str, facts: NumberFacts) -> Ranked:
+    return Ranked.of(name, facts, "rank", "encode")
+
+
+def _ranked_date(name: str, facts: NumberFacts) -> Date:
+    """Return dates by the ranks of their days; weekdays and months are within public ranges."""
+    parts = [_ranked(f"{name}[{PARTS[0]}]", facts)]
+    for part, low, high in zip(PARTS[1:], (0.0, 1.0, 0.0), (6.0, 12.0, 0.0), strict=True):
+        middle = (low + high) / 2.0  # of hours there is one: bounds are whole days
+        own = replace(
+            facts, least=low, median=middle, greatest=high, mean=middle, knots=(low, high)
+        )
+        parts.append(Ranked.of(f"{name}[{part}]", own, "range", "encode"))
+    return Date(name, "encode", 0.0, tuple(parts))
+
+
 def _read_number(
     one: Column, rows: float, powers: Floats, counts: Floats, sigma: float
 ) -> tuple[Number, dict[str, float], Floats]:
     """Return the figures of a column, their standard errors, and the values at equal ranks.
 
-    As far as noise may have moved the ranks, they are places in the public range.
+    As far as noise may have moved these ranks, they are places in the public range.
     """
-    edges, (low, high) = noisy_edges(*one.range), one.range
+    edges, (low, high) = range_edges(*one.range), one.range
     half = (high - low) / 2.0
     n = max(float(powers[0]), 1.0)
-    m, q = float(powers[1]) / n, float(powers[2]) / n
+    m, q = float(np.clip(powers[1] / n, -1.0, 1.0)), float(powers[2]) / n
     spread = np.sqrt(q - m * m) if q > m * m else np.nan  # noise may make the variance negative
-    bins = on_simplex(counts, n)
-    full = bins > 0.0  # both ends of each: between them are no values
-    shares = np.cumsum(np.stack([0.0 * bins, bins / n], axis=1)[full].ravel())
-    quantiles = np.interp(_LEVELS, shares, np.stack([edges[:-1], edges[1:]], axis=1)[full].ravel())
-    rank = float(sigma * np.sqrt(len(bins) / 2.0) / n)
-    doubt, below = min(1.0, rank), np.append(0.0, np.cumsum(bins)) / n
+    bins = likely_counts(counts, n, sigma)
+    below = np.append(0.0, np.cumsum(bins)) / n
+    curve = _smooth(edges, below)
+    doubt = min(1.0, float(sigma * np.sqrt(len(bins) / 2.0) / n))
     ranks = (1.0 - doubt) * below + doubt * (edges - low) / (high - low)
     of_spread = sigma / n * np.sqrt(1.0 + 4.0 * m * m + (2.0 * m * m - q) ** 2) / 2.0 / spread
     errors = {
@@ -492,7 +527,7 @@ def _read_number(
         "gaps": sigma * np.sqrt(2.0),
         "mean": float(half * sigma / n * np.sqrt(1.0 + m * m)),
         "deviation": float(half * of_spread),
-        "rank": rank,
+        **{f"rank of {p:g}": _rank_error(bins, p, n, sigma) for p in _QUANTILES},
     }
     figures = Number(
         name=one.name,
@@ -504,11 +539,39 @@ def _read_number(
         skewness=np.nan,
         least=low,
         greatest=high,
-        quantiles={f"{p:g}": float(np.quantile(quantiles, p)) for p in _QUANTILES},
+        quantiles={f"{p:g}": float(np.interp(p, *curve)) for p in _QUANTILES},
         rank_error=float(bins.max() / n),
-        histogram=_bars(edges, bins, quantiles),
+        histogram=_bars(edges, bins, np.interp(_LEVELS, *curve)),
     )
     return figures, errors, np.interp(_LEVELS, ranks, edges)
+
+
+def _smooth(edges: Floats, below: Floats) -> tuple[Floats, Floats]:
+    """Return shares of rows on a smooth curve through those below the edges, and their values.
+
+    Where the natural cubic spline is too steep to rise everywhere its slope is lowered.
+    """
+    from scipy.interpolate import CubicHermiteSpline, CubicSpline  # as nodes need neither
+
+    mean = np.diff(below) / np.diff(edges)
+    most = 3.0 * np.minimum(np.append(mean[0], mean), np.append(mean, mean[-1]))
+    slope = np.clip(CubicSpline(edges, below, bc_type="natural")(edges, 1), 0.0, most)
+    places = np.arange(_FINE * len(mean) + 1.0) / _FINE
+    values = np.interp(places, np.arange(len(edges)), edges)
+    return np.asarray(CubicHermiteSpline(edges, below, slope)(values)), values
+
+
+def _rank_error(bins: Floats, p: float, n: float, sigma: float) -> float:
+    """Return the standard error of the rank of a quantile: of noise, and within its bin."""
+    ends, full = np.cumsum(bins) / n, bins > 0.0
+    k = min(int(np.searchsorted(ends, p)), len(bins) - 1)
+    share = float(bins[k] / n)
+    within = float(np.clip((p - ends[k] + share) / max(share, 1e-100), 0.0, 1.0))
+    # so many bins are below the quantile; all add up to n, and one that is small may be lost
+    number, every = full[:k].sum() + within, full.sum()
+    terms = full[:k].sum() + within**2 - number**2 / every + (number / every - p) ** 2 + 1.0
+    inside = share * within * (1.0 - within)  # variance of the rows of a bin that are below
+    return float(np.sqrt(terms * (sigma / n) ** 2 + inside / n + (_BENT * inside) ** 2))
 
 
 def _known_gaps(rows: float, known: float, deviation: float) -> int:

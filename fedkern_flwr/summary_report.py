@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import date, timedelta
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .encoding.columns import CIRCLES, SPLITS
+from .encoding.columns import CIRCLES, FIRST_DAY, SPLITS
+from .encoding.encoder import Encoder
 from .statistics import anova, chi_square, corrected, inflation, welch
 from .summary import Column, Plan, as_summed, moments
 from .summary import places as places_of
@@ -20,6 +21,7 @@ from .summary_figures import (
     Totals,
     read_correlations,
     read_groups,
+    read_noisy,
     read_numbers,
     read_places,
 )
@@ -30,7 +32,6 @@ Table = list[list[str]]
 
 _QUARTILES = ("0.25", "0.5", "0.75")
 _ROUGH = 0.25  # quantiles that may be farther off are not shown
-_FIRST_DAY = date(1970, 1, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,16 @@ class Figures:
             fewest=fewest,
         )
 
+    @classmethod
+    def of_noisy(
+        cls, total: Mapping[str, Floats], plan: Plan, deviation: float
+    ) -> tuple[Figures, Encoder]:
+        """Return what a sum with noise of that deviation says, and an encoder made of it."""
+        numbers, errors, words, encoder = read_noisy(total, plan, deviation)
+        names = {one.name: one.words for one in plan.texts}
+        known = {name: float(counts.sum()) for name, counts in words.items()}
+        return cls(numbers, words, names, known, errors=errors), encoder
+
     def gaps(self, name: str) -> int:
         """Return the number of rows without a category in a column."""
         return round(float(self.rows[name] - self.words[name].sum()))
@@ -80,7 +91,7 @@ class Figures:
         found = {
             "rows": self.most_rows,
             "columns": len(self.numbers) + len(self.words),
-            "gaps": missing,
+            "gaps": max(missing, 0),  # noise may make it negative
             "rank_error": max((one.rank_error for one in self.numbers), default=0.0),
         }
         return {**found, "different": sum(p < significance for p in tests)} if tests else found
@@ -151,9 +162,10 @@ class Figures:
                 cells += [_level(test["p"]), _level(test["corrected"])] * tested
             whole = self._centre(one.kind, known, one.mean, one.deviation)
             table.append([f"{one.name}, {title}", whole, *cells])
-            if one.kind != "boolean" and one.rank_error <= _ROUGH:
+            rough = self._rank_error(one)
+            if one.kind != "boolean" and rough <= _ROUGH:
                 low, middle, high = (_value(one.quantiles[q], one.kind) for q in _QUARTILES)
-                off = f", rank ± {one.rank_error:.1%}" if one.rank_error > NEAR_RANK else ""
+                off = f", rank ± {rough:.1%}" if rough > NEAR_RANK else ""
                 title = f"  median [quartiles]{off}"
                 table.append([title, f"{middle} [{low}, {high}]", *blank])
             if one.gaps > 0:
@@ -173,6 +185,11 @@ class Figures:
             if (gaps := self.gaps(name)) > 0:
                 table.append(["  missing", self._share(gaps, float(self.rows[name])), *blank])
         return table
+
+    def _rank_error(self, one: Number) -> float:
+        """Return by how much ranks of the quartiles are off: at most, or the standard error."""
+        errors = self.errors.get(one.name)
+        return max(errors[f"rank of {q}"] for q in _QUARTILES) if errors else one.rank_error
 
     def _small(self, count: float) -> str:
         """Return what is shown of a count that is too small to be shown; of others nothing."""
@@ -268,7 +285,7 @@ def _value(value: float, kind: str = "number") -> str:
     if value is None or not np.isfinite(value):
         return "-"
     if kind == "date":
-        return str(_FIRST_DAY + timedelta(days=float(value)))
+        return str(FIRST_DAY + timedelta(days=float(value)))
     return f"{value + 0.0:,.4g}"
 
 

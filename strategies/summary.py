@@ -22,7 +22,7 @@ from fedkern_flwr.summary import (
     place_shapes,
 )
 from fedkern_flwr.summary_columns import common_columns, public_columns
-from fedkern_flwr.summary_figures import Totals, fits, plan_sizes, read_noisy, read_places
+from fedkern_flwr.summary_figures import Totals, fits, plan_sizes, read_places
 from fedkern_flwr.summary_report import Figures
 from fedkern_flwr.wire.describe import DescribeReply, check_partitions
 
@@ -41,6 +41,7 @@ class Summary(PrivateMethod):
         "columns": "columns",
         "gaps": "missing cells",
         "rank_error": "quantiles off by at most (rank)",
+        "different": "figures that differ between groups",
     }
     server_sees = (
         "of each party: names and kinds of its columns, and categories of min_sum_rows of its rows",
@@ -93,9 +94,10 @@ class Summary(PrivateMethod):
         if allowed.planned:
             self.note_plan(f"{circles} circles, {splits} bins a column", allowed)
         asked: dict[str, Any] = {"plan": plan.write()}
-        how: Any = {"bound": self.bound, "circles": circles}
-        first = yield PLACES(place_shapes(plan, circles), **asked, **how)
-        how = {"rows": rows, "group": self.group or "", "products": products}
+        first = yield PLACES(
+            place_shapes(plan, circles), bound=self.bound, circles=circles, **asked
+        )
+        how: Any = {"rows": rows, "group": self.group or "", "products": products}
         for what, lacking in (("products", False), ("group", ""), ("", "")):
             about = read_places(first, plan, self.bound, splits, seed=self.run_seed, **how)
             if fits(plan, about, circles, allowed) or not what:
@@ -110,8 +112,8 @@ class Summary(PrivateMethod):
         asked |= {f"of_{name}": np.asarray(value) for name, value in total.items()}
         there = self.nodes.contributors.get("moments", [*found.called])  # sums less their own rows
         each = {p: {**asked, "notes": found.notes[p]} for p in there}
-        whole = len(there) == len(parties)  # else those who dropped out have to be sent the end
-        flags = yield Ask("compare", each, among=there, least=1, last=whole)
+        # parties that dropped out need a message of their own to erase the run
+        flags = yield Ask("compare", each, among=there, least=1, last=len(there) == len(parties))
         self.tables_ = found.tables(flags)
         if found.overlaps:
             self.details_["overlap"] = {p: asdict(one) for p, one in found.overlaps.items()}
@@ -133,10 +135,8 @@ class Summary(PrivateMethod):
         self.planned = 2
         total = yield NOISY(noisy_shapes(plan), plan=plan.write())
         [release] = self.noise_.reports().values()
-        numbers, errors, words, encoder = read_noisy(total, plan, release["deviation"])
+        found, encoder = Figures.of_noisy(total, plan, release["deviation"])
         assert self.budget is not None
         kept = KeptEncoder(encoder, self.session, self.budget.epsilon)
         self.details_["encoder"] = kept.to_dict()
-        known = {name: float(counts.sum()) for name, counts in words.items()}
-        names = {one.name: one.words for one in plan.texts}
-        return self._show(Figures(numbers, words, names, known, errors=errors))
+        return self._show(found)

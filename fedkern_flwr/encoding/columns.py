@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self, get_args
 
@@ -170,6 +171,7 @@ _REACH = 40  # powers of two below the bound
 _EVEN = 65  # edges about the mean, and about where most values are
 _LEAST = 0.2  # weight of other parts of a first bin
 _AGREE = 0.5  # length of the mean phase at which most values are within the circle
+_WIDE, _HALVES = 16, 20  # even bins of a range, and how often a part near zero is halved
 
 #: Bins of the first histogram, tested numbers of decimals, circles; most bins that the second
 #: histogram adds by rows.
@@ -179,6 +181,23 @@ COARSE, DECIMALS, CIRCLES, SPLITS = 2 * _REACH, 4, 40, 512
 def coarse_edges(bound: float) -> Floats:
     far = bound * 2.0 ** -np.arange(_REACH)
     return np.concatenate([-far, [0.0], far[:0:-1], [np.nextafter(bound, np.inf)]])
+
+
+def range_edges(low: float, high: float) -> Floats:
+    """Return the edges of the public bins of a range: even ones, and ever finer ones near zero.
+
+    A column with a few values far from the others has these in bins of their own; what is zero in
+    most rows is in a bin without the others. A row is in one bin, however many there are.
+    """
+    near = (high - low) * 2.0 ** -np.arange(_WIDE.bit_length(), _HALVES + 1.0)
+    middle = min(max(0.0, low), high)
+    found = np.concatenate([np.linspace(low, high, _WIDE + 1), middle - near, middle + near])
+    found = np.unique(found[(found >= low) & (found <= high)])
+    if low % 1.0 == high % 1.0 == 0.0 and high - low >= _WIDE:
+        # values may be whole numbers, so that a wide bin ends between two of them
+        wide = (found > low) & (found < high) & (abs(found - middle) > 1.0)
+        found[wide] = np.floor(found[wide]) + 0.5
+    return np.unique(found)
 
 
 def fine_edges(
@@ -245,6 +264,21 @@ def read_phases(sums: Floats, count: float, bound: float) -> Floats:
 
 def _lengths(bound: float) -> Floats:
     return np.asarray(4.0 * bound * 2.0 ** -np.arange(CIRCLES))
+
+
+def circle_lengths(bound: float, circles: int) -> Floats:
+    """Return the lengths of circles, from the longest on, each half of the one before.
+
+    They are a little longer than the bound says, so that it is within the first quarter.
+    """
+    return np.asarray(4.0 * bound * (1.0 + 2.0**-40) * 2.0 ** -np.arange(circles))
+
+
+def count_arcs(values: Floats, bound: float, circles: int) -> Floats:
+    """Return the number of values in each quarter of circles, shape (circles, 4)."""
+    turns = values[np.isfinite(values)] / circle_lengths(bound, circles)[:, None] % 1.0
+    quarters = np.minimum(4.0 * turns, 3.0).astype(np.intp)
+    return np.array([np.bincount(one, minlength=4) for one in quarters]).reshape(circles, 4)
 
 
 def count_bins(values: Floats, edges: Floats) -> Floats:
@@ -478,7 +512,7 @@ Scale = Literal["rank", "standard", "range", "none"]
 #: The same; auto: by the range, with outliers by ranks.
 Scaling = Literal["auto", "rank", "standard", "range", "none"]
 
-DAY = 86400.0
+DAY, FIRST_DAY = 86400.0, date(1970, 1, 1)
 PARTS = ("days", "weekday", "month", "hour")
 
 _LARGEST = 1e150  # beyond it sums of squares overflow

@@ -533,6 +533,8 @@ class KeptEncoder:
             one = replace(known[name], gaps=gaps)
             if isinstance(one, Number):
                 one = replace(one, boolean=table.kinds.get(name) == "boolean")
+            elif isinstance(one, Date):
+                one = replace(one, parts=tuple(replace(part, gaps=gaps) for part in one.parts))
             found.append(one)
         return type(self)(Encoder(tuple(found)), self.mark, self.epsilon)
 

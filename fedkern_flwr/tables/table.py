@@ -305,6 +305,8 @@ def without_missing(table: Table, missing: Missing, source: str) -> Table:
         notes = (*table.notes, *test.notes)
         table = replace(table, x_test=test.x, y_test=test.y, notes=notes)
     encode = missing == "encode"
+    if encode and (infinite := np.isinf(table.x)).any():
+        table = replace(table, x=np.where(infinite, np.nan, table.x))
     bad = np.zeros(table.rows, bool) if encode else ~np.isfinite(table.x).all(axis=1)
     if table.y is not None:
         bad |= ~np.isfinite(table.y)

@@ -39,7 +39,7 @@ from .run import (
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
 _OF_SIMULATIONS = {"engine", "ray_address", "explain_columns", "check_pooled", "track", "drop"}
-_OF_SIMULATIONS |= {"runs", "resplit", "delay"}
+_OF_SIMULATIONS |= {"runs", "resplit", "hindsight", "delay"}
 _ENGINE, _SERVER_LOG = "deployment", "server.log"
 _WRITTEN = ("predictions", "recommendations")  # files that nodes write
 _LONGEST = 7 * 86400.0  # seconds of a run; its own time-outs end it before

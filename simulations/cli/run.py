@@ -84,7 +84,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
                     screen, folder, config, prepared, address, track, read, resume=False
                 )
         except FedKernError as error:
-            files = getattr(getattr(prepared, "settings", None), "files", None)
+            files = getattr(prepared.settings, "files", None)
             if files is not None:
                 error.args = (files.named(str(error), prepared.num_clients),)
             if error.exit_code == OptionError.exit_code and not folder.unfinished:
@@ -174,7 +174,7 @@ def _execute(
         plots = _plots(folder, entry, prepared, summary)
     drawn = time.perf_counter() - began
     summary["seconds_by_part"] = _seconds_by_part(read, entry.results, drawn)
-    first = prepared.first_table() if "summary" not in summary.get("tables", {}) else []
+    first = prepared.first_table if "summary" not in summary.get("tables", {}) else []
     result = save_result(folder, config, prepared, summary, plots, first)
     track.finish(result, folder.path)
     return result
@@ -270,11 +270,13 @@ def _explain(screen: Screen, values: dict[str, Any], columns: list[dict[str, Any
 
 
 def show_tables(screen: Screen, result: Mapping[str, Any]) -> None:
-    """Show the tables of a run except wide ones, which are in files."""
+    """Show the tables of a run except wide ones, which are in files, and its notes."""
     for name, (heads, *rows) in tables_of(result).items():
         if len(heads) <= _WIDEST or name == CONFUSION:
             cells = [[escape(cell) for cell in row] for row in rows]
             screen.table(name.capitalize(), [escape(head) for head in heads], cells)
+    for note in result.get("notes", ()):
+        screen.note(f"note: {note}")
 
 
 def _show(screen: Screen, result: dict[str, Any]) -> None:

@@ -54,6 +54,8 @@ class Cell:
         Whether the traffic is audited.
     check_pooled : bool (default: False)
         Whether the model is compared with that of the pooled rows.
+    describes : bool (default: False)
+        Whether the record has the first table of the data; one cell of a comparison's data set.
     """
 
     settings: Settings
@@ -62,6 +64,7 @@ class Cell:
     seed: int
     audited: bool
     check_pooled: bool = False
+    describes: bool = False
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -84,6 +87,7 @@ class Cell:
             "seed": self.seed,
             "audited": self.audited,
             "check_pooled": self.check_pooled,
+            "describes": self.describes,
             "versions": versions(),
             "code": code_digest(),
         }
@@ -170,7 +174,7 @@ def run_cell(cell: Cell, progress: CellProgress = lambda done, total: None) -> R
         "facts": prepared.facts(),
         "notes": plain_notes(prepared.notes),
         "columns": [one._asdict() for one in prepared.explain()],
-        "first_table": prepared.first_table(),
+        "first_table": prepared.first_table if cell.describes else [],
     }
 
 

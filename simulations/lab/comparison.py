@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,7 @@ class Comparison:
     columns : sequence of mapping
         Encoding of the columns, see :class:`~fedkern_flwr.encoding.Explanation`.
     first_table : sequence of sequence of str
-        The table of the data, see :meth:`Prepared.first_table`; headings first.
+        The table of the data, see :attr:`Prepared.first_table`; headings first.
     """
 
     section: Section
@@ -144,10 +144,13 @@ def plan(chosen: Preset, seed: int) -> list[Part]:
         # the engine makes no difference to a reference
         reference = method in references_of(family_with(settings))
         check = section.check_pooled and not reference
-        return [
+        every = [
             Cell(settings, method, options, seed + k, k == 0 and not reference, check)
             for k in range(chosen.runs)
         ]
+        if label == section.describer(dataset):
+            every[0] = replace(every[0], describes=True)
+        return every
 
     return [
         Part(
@@ -183,9 +186,9 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
             notes.append(f"{label}: not converged after its iterations")
         if simple := summary.get("no_better_than"):
             notes.append(f"{label} predicts no better than {simple}")
-        if not facts and cells[0].settings is section.data[part.dataset]:
+        if label == section.describer(part.dataset):
             facts, columns = records[0]["facts"], records[0]["columns"]
-            first = records[0].get("first_table", first)
+            first = records[0]["first_table"]
         notes += records[0]["notes"]
     _compare_with_pooled(summaries, pooled_labels(entries))
     pairs, kept = paired_differences(summaries, section.ranks), tuple(dict.fromkeys(notes))
@@ -282,7 +285,7 @@ _ALONE = ("local-only", ALONE)
 
 
 def verdict(comparison: Comparison) -> str:
-    """Write three sentences on the methods of a comparison.
+    """Write a few sentences on the methods of a comparison.
 
     They name the best federated method, compare it with pooled and local models, and say what its
     server saw.
@@ -316,22 +319,22 @@ def verdict(comparison: Comparison) -> str:
     first += f", the best of {len(federated)} federated methods" if several else ""
     pooled, single = best_of([one for one in summaries if one in references]), best_of(alone)
     simple = next((one.label for one in comparison.entries if one.method == "constant"), "")
-    beside = []
+    others = []
     if pooled:
         behind = _behind(summaries[best], summaries[pooled])
         more = f", {best} is {behind}" if behind else ""
-        beside.append(f"on the pooled data {figure(pooled)} ({pooled}){more}")
+        others.append(f"Pooled model: {figure(pooled)} ({pooled}){more}")
     if single:
         useless = simple and best_of([simple, single]) == simple
         more = f", no better than the {simple}, {figure(simple)}" if useless else ""
-        beside.append(f"each party alone {figure(single)} ({single}){more}")
+        others.append(f"Local models: {figure(single)} ({single}){more}")
     difference = summaries[best]["metrics"].get("centralised_difference")
-    if beside:
-        second = f"Beside it: {'; '.join(beside)}"
+    if others:
+        second = ". ".join(others)
     elif difference is not None:
-        second = f"It differs from itself on the pooled data by at most {difference:.1e}"
+        second = f"Max. difference to the pooled model: {difference:.1e}"
     else:
-        second = "No model of the pooled data or of a single party was computed beside it"
+        second = "It was compared with no pooled or local model"
     return f"{first}. {second}. {_seen(summaries[best])}."
 
 

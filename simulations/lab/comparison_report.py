@@ -193,15 +193,15 @@ def _results(
 
 def columns_table(columns: Sequence[Mapping[str, Any]], dataset: str) -> list[Block]:
     """Return a table of the encoding of columns; none where all are alike."""
-    became: dict[tuple[str, str, str], list[str]] = {}
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for one in columns:
         kind = one["kind"], one["text"], str(one["outputs"])
-        became.setdefault(kind, []).append(one["column"])
-    if len(became) < 2:
+        alike.setdefault(kind, []).append(one["column"])
+    if len(alike) < 2:
         return []
-    rows = [[", ".join(names), *kind] for kind, names in became.items()]
-    caption = f"What became of the columns of {dataset}, by the rows to learn from"
-    return [TableBlock(caption, ["columns", "hold", "became", "columns each"], rows)]
+    rows = [[", ".join(names), *kind] for kind, names in alike.items()]
+    caption = f"Encoding of the columns of {dataset}, by the training rows"
+    return [TableBlock(caption, ["columns", "type", "encoding", "columns each"], rows)]
 
 
 def _misses(comparisons: Sequence[Comparison]) -> list[Block]:

@@ -337,11 +337,24 @@ def registered_methods(names: Sequence[str], datasets: tuple[str, ...]) -> Prese
         The methods.
     datasets : tuple of str
         Built-in data sets or files of features; by default three built-in ones.
+
+    Raises
+    ------
+    TableError
+        A method needs labels, and a table has none.
     """
     entries: tuple[Contender, ...] = tuple((find_method(n).title, n, {}) for n in names)
     data = {
         Path(table).stem: RowSettings(data=table, test_size=_SHARE) for table in datasets or _USUAL
     }
+    labelled = [name for name in names if find_method(name).labels_of_row]
+    for name, settings in data.items() if labelled else ():
+        if settings.table().y is None:
+            raise TableError(
+                f"{labelled[0]} needs labels, and {name} is compared by its features alone",
+                remedy=f"use fedkern run {labelled[0]} --data FILE --label COLUMN",
+                code="FK-LABELS-MISSING",
+            )
     return Preset(
         "-".join(names),
         ", ".join(title for title, *_ in entries),

@@ -93,6 +93,11 @@ class Section:
         """Return the settings of an entry."""
         return self.dealt.get(dataset, {}).get(label, self.data[dataset])
 
+    def describer(self, dataset: str) -> str:
+        """Return the entry whose cells describe a data set: the first that has its settings."""
+        dealt = self.dealt.get(dataset, {})
+        return next((label for label, *_ in self.entries if label not in dealt), "")
+
 
 @dataclass(frozen=True)
 class Preset:

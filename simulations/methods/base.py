@@ -459,8 +459,7 @@ class Family(ABC, Generic[M, S, P]):
         strategy = self.strategy(config)
         if strategy.budget is not None:
             if self.encodes(config["method"]):
-                settings = getattr(prepared, "settings", None)
-                check_public(settings or self.settings.from_values(config["data"]))
+                check_public(prepared.settings)
             strategy.budget.check_rows(
                 [_training_rows(prepared)] + [0] * (prepared.num_clients - 1)
             )
@@ -476,7 +475,6 @@ class Family(ABC, Generic[M, S, P]):
     def prepare(self, settings: S) -> P:
         """Load, scale and deal the data."""
         made: P = self.makes(settings)
-        made.__dict__["first_table"] = settings.first_table
         return made
 
     def checks_pooled(self, prepared: P, config: Config) -> bool:

@@ -493,6 +493,7 @@ class DealtData(Prepared, Generic[S, D]):
     client: ClassVar[type[Any]]
     told: ClassVar[tuple[str, ...]] = ()
     drawn: ClassVar[Mapping[str, Callable[[int], Table]]] = {}
+    settings: S
 
     def __init__(self, settings: S) -> None:
         self.settings = settings

@@ -139,6 +139,7 @@ def run_entries(
                     **family(entry.method).outcome(strategy),
                     **({} if judged is None else {"held_out": judged.details()}),
                     **noted,
+                    **({"notes": [*strategy.notes_]} if strategy.notes_ else {}),
                     "metrics": {**strategy.metrics_, **measured},
                     "history": strategy.history_,
                     "exchanges": ledger.exchanges,

@@ -15,6 +15,7 @@ from fedkern_flwr.checkpoint import run_folder
 from fedkern_flwr.clients.pof_mkl_samples import StreamAccount
 from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.kernels.random_features import FeatureMap
 from fedkern_flwr.online import network
 from fedkern_flwr.online.drift import recent_errors, rises
 from fedkern_flwr.online.learning import current_weights
@@ -128,6 +129,7 @@ class Streams(Prepared):
     scaling: Scaling
     rounds: int
     notes: tuple[str, ...]
+    settings: DataSettings
     files: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -221,7 +223,7 @@ def prepare(settings: DataSettings) -> Streams:
         for rows, held in zip(parts, test, strict=True)
     )
     notes = (*table.notes, *left_out, *said, *notes)
-    return Streams(shards, table.columns, encoder, scaling, rounds, notes)
+    return Streams(shards, table.columns, encoder, scaling, rounds, notes, settings)
 
 
 def _regression_note(table: Table) -> tuple[str, ...]:
@@ -318,10 +320,13 @@ class OnlineOptions:
 
     Attributes
     ----------
+    hindsight : bool
+        Also the regret of the server against the best kernel (pools data).
     secure : bool
         Secure sums: the server sees sums over clients only.
     """
 
+    hindsight: bool = False
     secure: bool = False
 
 
@@ -339,7 +344,7 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
         strategies.LocalOnly,
     )
     settings, makes = DataSettings, staticmethod(prepare)
-    run_options = ("secure",)
+    run_options = ("secure", "hindsight")
     app, deployable = "pof_mkl", ("pof-mkl", "pof-rls")
     deployed_defaults = {"samples_per_round": 50, "checkpoint_every": 2}  # noqa: RUF012
     usual = "clients split kernels_per_round features step_size samples_per_round"
@@ -371,6 +376,8 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
             if metrics.get("converged", True):  # else it has been said
                 text = "the error is no smaller than that of the mean of all labels"
                 found |= whether_converged(False, text, strategy.advice)
+        if config.get("hindsight"):
+            found["server_regret"] = server_regret(strategy, prepared)
         return found
 
     def whole_model(self, strategy: OnlineStrategy, prepared: Streams, kept: Kept) -> Parts:
@@ -425,6 +432,8 @@ class OnlineFamily(Family[OnlineStrategy, DataSettings, Streams]):
         if "regret_to_bound" in metrics:
             share = f"{100 * metrics['regret_to_bound']:.1f} %"
             rows.append(["  largest share of Theorem 1's bound", share])
+        if metrics.get("server_regret") is not None:
+            rows.append(["server's regret", figure(metrics["server_regret"], 1)])
         return rows
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
@@ -551,3 +560,52 @@ def _accounts(
         files = folder.glob(f"partition-{partition}-round-*.state")
         last = max(files, key=lambda file: int(file.stem.rsplit("-", 1)[1]), default=None)
         yield state() if last is None else state.unpack(last.read_bytes())
+
+
+def server_regret(strategy: OnlineStrategy, prepared: Streams) -> float | None:
+    """Return the squared error of all predictions minus that of the best kernel (eq. 12).
+
+    The best kernel is the one with the best ridge fit on the rows of all clients.
+
+    Parameters
+    ----------
+    strategy : OnlineStrategy
+        After its run.
+    prepared : Streams
+        Data of the run.
+
+    Returns
+    -------
+    float or None
+        None for methods without kernels.
+
+    References
+    ----------
+    Ghari and Shen, NeurIPS 2022, eq. 12.
+    """
+    if not isinstance(strategy, KernelLearning):
+        return None
+    shards = prepared.shards
+    x = np.concatenate([shard.x[: prepared.rounds] for shard in shards])
+    y = np.concatenate([shard.y[: prepared.rounds] for shard in shards]) - strategy.centre
+    options = strategy.options()
+    features = FeatureMap(
+        strategy.bandwidths.astype("<f8").tobytes(),
+        x.shape[1],
+        strategy.features,
+        options["seed"],
+        strategy.precision,
+        options["frequency_draw"],
+    )
+    width = 2 * strategy.features
+    gram = np.zeros((strategy.kernels, width, width))
+    moment = np.zeros((strategy.kernels, width))
+    for start in range(0, len(x), _CHUNK):
+        z = features(x[start : start + _CHUNK]).astype(np.float64).transpose(1, 0, 2)
+        gram += z.transpose(0, 2, 1) @ z
+        moment += np.einsum("nbw,b->nw", z, y[start : start + _CHUNK])
+    ridge = max(strategy.regularization, 1e-9) * len(x) * np.eye(width)
+    theta = np.linalg.solve(gram + ridge, moment[..., None])[..., 0]
+    fitted = np.einsum("nw,nwv,nv->n", theta, gram, theta) - 2.0 * np.vecdot(theta, moment)
+    best = float((y @ y + fitted).min())
+    return float(strategy.metrics_["mse"] * len(x)) - best

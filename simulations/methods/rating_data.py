@@ -198,6 +198,8 @@ class RatingData(Prepared):
     settings : RatingSettings
     """
 
+    settings: RatingSettings
+
     def __init__(self, settings: RatingSettings) -> None:
         check_choice("hold-out", settings.hold_out, get_args(HoldOut))
         self.settings = settings

@@ -81,6 +81,7 @@ class RowData(Prepared):
     raw: tuple[dict[str, Any], ...]
     encoder: Encoder
     notes: tuple[str, ...]
+    settings: RowSettings
 
     @property
     def num_clients(self) -> int:
@@ -154,7 +155,8 @@ def prepare(settings: RowSettings) -> RowData:
         if "ids" in own:
             ids = {"ids": own["ids"], "alignment_key": alignment_key(settings.seed)}
         raw.append({"x": plain.x[rows], **about, **ids})
-    return RowData(tuple(given), tuple(raw), encoder, (*notes, *encoder.left_out(table)))
+    notes += encoder.left_out(table)
+    return RowData(tuple(given), tuple(raw), encoder, tuple(notes), settings)
 
 
 def _names_of_held(whole: Table, left: Table, number: int) -> NDArray[np.str_]:

@@ -445,9 +445,12 @@ class Prepared(ABC):
     ----------
     notes : tuple of str
         Notes for the user.
+    settings : Settings
+        Settings that the data were loaded with.
     """
 
     notes: tuple[str, ...]
+    settings: Any
 
     @property
     @abstractmethod
@@ -500,9 +503,11 @@ class Prepared(ABC):
         """Return how columns were encoded."""
         return []
 
+    @cached_property
     def first_table(self) -> list[list[str]]:
-        """Return that of its settings: the family puts it in this place."""
-        return []
+        """Return the first table of a paper, of the rows that were read; empty if there is none."""
+        found: list[list[str]] = self.settings.first_table()
+        return found
 
 
 def held_out_of(table: Table, kept: Table) -> list[NDArray[np.intp]]:

@@ -21,8 +21,8 @@ Outcome = tuple[dict[str, Any], list[dict[str, Any]]]
 #: the ``server_sees``.
 Reference = Callable[Concatenate[Any, ...], Outcome]
 
-#: What the result of a first draw says of its model, if it is there.
-_NOTED = ("no_better_than", "never_found")
+#: What the result of a first draw says of its model and its plan, if it is there.
+_NOTED = ("no_better_than", "never_found", "notes")
 
 
 @dataclass
@@ -88,7 +88,7 @@ def average(
     dict
         ``metrics``, ``history``, ``exchanges``, ``bytes_up``, ``bytes_down``, ``seconds``,
         ``cpu_seconds`` (means), ``survivors``, ``failures``, and of the first run ``privacy``,
-        ``no_better_than`` and ``never_found``.
+        ``no_better_than``, ``never_found`` and ``notes``.
     """
     means = {n: mean([r["metrics"].get(n) for r in results]) for n in results[0]["metrics"]}
     if "converged" in means:  # not an average: if all have

@@ -292,14 +292,14 @@ def write_run_report(
             blocks.append(FigureBlock(caption, folder / path))
     if seen := result["privacy"].get("server_sees"):
         blocks.append(TextBlock("The server saw", [*seen]))
-    if notes := result["config"]["notes"]:
-        blocks.append(TextBlock("Notes", [*notes]))
+    if notes := [*result["config"]["notes"], *result.get("notes", ())]:
+        blocks.append(TextBlock("Notes", notes))
     return write_report(folder / REPORT, title=title, subtitle=subtitle, blocks=blocks)
 
 
 def first_blocks(first: Sequence[Sequence[str]], data: str) -> list[Block]:
     """Return the table with which a report begins, if there is one."""
-    return [TableBlock(f"What {data} is", first[0], first[1:])] if first else []
+    return [TableBlock(f"Rows and columns of {data}", first[0], first[1:])] if first else []
 
 
 def _figure(inner: str, label: str, caption: str) -> str:

@@ -73,7 +73,7 @@ def found(told: tuple[Any, str]) -> Any:
 
 
 #: Ways whose result does not depend on a node that raised once: it is asked again.
-WHOLE = ("fed-cg", "fdskl", "secure-gram", "hierarchical-svm", "kernel-pca")
+WHOLE = ("fed-cg", "fdskl", "secure-gram", "hierarchical-svm", "kernel-pca", "summary")
 
 
 @pytest.mark.ray

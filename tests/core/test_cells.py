@@ -56,7 +56,7 @@ def test_a_cell_is_the_draw_that_a_run_of_several_draws_has() -> None:
 
 def test_what_a_result_depends_on_changes_its_key(tmp_path: Path, monkeypatch: Any) -> None:
     other: dict[str, Any] = {"seed": 4, "options": {"features": 9}, "method": "pof-mkl"}
-    other |= {"audited": True, "check_pooled": True}
+    other |= {"audited": True, "check_pooled": True, "describes": True}
     settings = replace(WEATHER, seed=1), replace(WEATHER, data="wine"), VerticalSettings("iris")
     changes = [
         *({name: value} for name, value in other.items()),

@@ -59,6 +59,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "fdskl": ("vertical-step-1-3", "vertical-train-3-0"),
     "fdskl, streaming": ("vertical-step-3-0", "vertical-step-5-2"), "secure-gram": ("unmask-2-3",),
     "fed-cfk": ("gram-recommend-5-2",), "kernel-pca": ("method-3-3",),
+    "summary": ("method-5-1",),
     "fed-cg": ("hybrid-distances-1-3", "hybrid-equations-3-0"),
     "hierarchical-svm": ("svm-step-2-1", "svm-combine-3-6"), "hierarchical-svm, asynchronous": (),
     "hierarchical-svm, vertical": ("svm-visit-3-1", "svm-owner-2-6"),

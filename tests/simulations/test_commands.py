@@ -272,7 +272,7 @@ STREAMING += " --gamma 2 --loss square --checkpoint-every 10"
 #: checkpoint is there by then. Without a small run: all options.
 KILLED: list[tuple[str, list[str], int, bool]] = [
     ("pof-rls", EVERY_4, 9, True), ("local-only", [], 1, False),
-    ("ofmkl-avg", ["--runs", "2", "--features", "4"], 15, True),
+    ("ofmkl-avg", ["--runs", "2", "--hindsight", "--features", "4"], 15, True),
     ("fed-cg", CG, 12, True), ("fdskl", STREAMING.split(), 15, True),
     ("secure-gram", ["--participation", "0.8"], 4, True),
     ("fed-cfk", ["--participation", "0.8"], 6, True),

@@ -292,7 +292,7 @@ def test_a_table_of_several_families(put: Put, compared: Compared) -> None:
     best = max(("FDSKL", "FedCG", "Secure Gram"), key=accuracy.__getitem__)
     assert text in said
     assert text.startswith(f"Wine: {best}, accuracy {accuracy[best]:.4f}, the best of 3 federated")
-    assert f". Beside it: on the pooled data {accuracy['linear']:.4f} (linear). Its server" in text
+    assert f". Pooled model: {accuracy['linear']:.4f} (linear). Its server" in text
     assert len(re.findall(r"\.(?= [A-Z]|$)", text)) == 3  # sentences
     assert text.split("Its server saw ")[1].startswith(rows[best]["privacy"]["server_sees"][0])
 
@@ -304,7 +304,7 @@ def test_a_report_says_what_became_of_columns_and_names_no_category(put, compare
     put(1, demo=Section(data, (FED_CG,), ("accuracy",), ()))
     compared("demo", "--out", "c")
     report = unescape(Path("c/report.html").read_text())
-    table = report.split("What became of the columns of Patients, by the rows to learn from")[1]
+    table = report.split("Encoding of the columns of Patients, by the training rows")[1]
     for words in (
         ">colour<",
         ">3 categories, a column each; missing in",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused, refuses
+from refusals import complaint, refused, refuses
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
@@ -20,6 +20,7 @@ from sklearn.svm import SVC
 from fedkern_flwr.method import option
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines.faults import DelayLaw, Delivery, GroupDelays
+from fedkern_flwr.simulations.lab import own as own_tables
 from fedkern_flwr.simulations.methods import rows as of_rows
 from fedkern_flwr.simulations.methods import vertical as of_vertical
 from fedkern_flwr.simulations.methods.dealt_data import frequency_seed
@@ -35,7 +36,7 @@ from fedkern_flwr.simulations.methods.hybrid import HybridData, HybridSettings
 from fedkern_flwr.simulations.methods.hybrid import (
     centralised_difference as hybrid_difference,
 )
-from fedkern_flwr.simulations.methods.online import DataSettings, prepare
+from fedkern_flwr.simulations.methods.online import DataSettings, prepare, server_regret
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.methods.registry import METHODS, family, family_with, method
 from fedkern_flwr.simulations.methods.vertical import (
@@ -607,3 +608,33 @@ def test_an_option_with_the_name_of_one_of_the_table_is_refused(
     refuses("FK-METHOD-CLASS", of_rows.RowsFamily().check, {"method": "named"})
     monkeypatch.setattr(of_rows, "find_method", lambda name: KernelPCA)
     assert of_rows.usable("kernel-pca") is KernelPCA
+
+
+def test_a_method_that_needs_labels_is_not_compared_on_a_file_of_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Labelled(KernelPCA):
+        labels_of_row = 1
+
+    monkeypatch.setattr(own_tables, "find_method", lambda name: Labelled)
+    file = tmp_path / "a.csv"
+    file.write_text("\n".join(["x,z", *(f"{k / 40},{k % 3}" for k in range(40))]))
+    said = complaint("compare", "kernel-pca", "--datasets", str(file))
+    assert said.endswith("[FK-LABELS-MISSING]")
+    assert [*own_tables.registered_methods(["kernel-pca"], ("wine",)).data] == ["wine"]
+
+
+def test_server_regret_is_against_the_best_ridge_fit() -> None:
+    prepared, ended = prepare(DataSettings("diabetes", clients=4, rounds=50)), list[Any]()
+    entry = Entry("OFSKL", "ofskl", {"features": 8, "precision": "float64"})
+    done = lambda _, strategy: ended.append(strategy)  # noqa: E731
+    run_entries([entry], prepared, engine="in-process", seed=0, draw_done=done)
+    x = np.concatenate([shard.x for shard in prepared.shards])
+    y = np.concatenate([shard.y for shard in prepared.shards]) - ended[0].centre
+    widths = np.array([10.0]).tobytes()
+    frequencies = gaussian_frequencies(widths, x.shape[1], 8, 0, "float64", "orthogonal")
+    z = np.hstack([np.sin(x @ frequencies), np.cos(x @ frequencies)]) / np.sqrt(8)
+    rows = np.vstack([z, np.sqrt(1e-3 * len(x)) * np.eye(16)])  # least squares with extra rows
+    theta = np.linalg.lstsq(rows, np.append(y, np.zeros(16)), rcond=None)[0]
+    expected = ended[0].metrics_["mse"] * len(x) - ((z @ theta - y) ** 2).sum()
+    assert server_regret(ended[0], prepared) == pytest.approx(expected, rel=1e-8)

@@ -112,8 +112,8 @@ def test_a_verdict_says_how_far_behind_pooled_models_and_whether_parties_alone_a
         summaries[label] = {"metrics": {metric: value}, **costs}
     section = Section({"wine": settings}, (), (column,), ())
     text = verdict(Comparison(section, "wine", 1, entries, summaries))
-    text = text.split(". Beside it: ")[1].split(". Its server")[0]
-    assert (f"(SVC), FedCG is {behind};" in text) if behind else ("behind" not in text)
+    text = text.split(". Pooled model: ")[1].split(". Its server")[0]
+    assert (f"(SVC), FedCG is {behind}. Local" in text) if behind else ("behind" not in text)
     assert ("(party), no better than the nothing" in text) == useless
 
 
