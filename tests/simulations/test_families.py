@@ -17,6 +17,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
+from fedkern_flwr.kernels.random_features import gaussian_frequencies
 from fedkern_flwr.method import option
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines.faults import DelayLaw, Delivery, GroupDelays
