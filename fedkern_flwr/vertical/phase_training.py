@@ -198,7 +198,7 @@ class Problem:
                 pairs = [(step[:, far], change[:, far]) for step, change in pairs]
             best, since = (largest, 0) if largest < 0.5 * best else (best, since + 1)
             along, lengths = multiply(z, direction, exact=exact), np.empty(len(left))
-            for place, k in enumerate(left):
+            for place, k in enumerate(left.tolist()):
                 d, df, g = direction[:, place], along[:, place], slope[:, place]
                 lengths[place] = self._length(
                     k, regularization, w[:, k], d, f[:, k], df, float(d @ g)
@@ -324,7 +324,8 @@ def add_gram(
     With an intercept, sums of features are in float64: float32 would make equations of a small
     lambda singular.
     """
-    z = z if root is None else z * root.astype(z.dtype)[:, None]
+    scale: Any = 1 if root is None else root.astype(z.dtype)[:, None]
+    z = z if root is None else z * scale
     gram = z.T @ z
     if intercept:
         sums = multiply_back(z, np.ones((len(z), 1)) if root is None else root[:, None], exact=True)
