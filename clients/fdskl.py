@@ -28,11 +28,19 @@ from fedkern_flwr.node.client import answers
 from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.progress import part
+from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.losses import loss_values
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical.messages import LARGEST_OUTPUT, phase_parts
 from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE
-from fedkern_flwr.vertical.phases import MOST_DIRECTIONS, Phases, cosines, new_coefficients, outputs
+from fedkern_flwr.vertical.phases import (
+    MOST_DIRECTIONS,
+    Phases,
+    blocks,
+    cosines,
+    new_coefficients,
+    outputs,
+)
 from fedkern_flwr.wire import DescribeRequest
 
 from .table_client import Floats, Ids, PartyTable, RunFile, TableClient
@@ -417,6 +425,7 @@ class VerticalKernelClient(TableClient):
         if not len(rows):
             return
         x, names = self.features_at(rows), self._names(rows)
+        circle = Encoding.circle(int(kept.settings["phase_bits"]))
         for owner, known, upto in request.wanted():
             if owner == self.partition:  # for the delivery of the sums
                 pending = {"rows": rows, "cuts": request.cuts, "known": known}
@@ -429,12 +438,15 @@ class VerticalKernelClient(TableClient):
             for span, name in phase_parts(owner, names, request.cuts, known, upto):
                 if sums is None or name not in sums.orders:
                     continue
-                here = x[span] @ omega.T
-                here += offsets
+                here = np.empty((len(rows[span]), upto - first), circle.dtype)
+                for some in blocks(len(here), 1024 * upto):  # whose angles stay in the cache
+                    angles = x[span][some] @ omega.T
+                    angles += offsets
+                    here[some] = sums.encode(name, angles.reshape(-1)).reshape(angles.shape)
                 if known[span].max() > first:
                     here = here[np.arange(first, upto) >= known[span][:, None]]
                 self.note_rows(f"phases/{owner}", self.places(rows[span]), each=True)
-                sums.contribute(name, here.reshape(-1))
+                sums.contribute(name, here.reshape(-1), overwrite=True)
 
     def _take_delivered(self, request: wire.VerticalRequest) -> None:
         kept, settings, delivered = self.kept, self.kept.settings, self._delivered

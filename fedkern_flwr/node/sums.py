@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ProtocolError, SumError
+from ..errors import ProtocolError, RefusedError, SumError
 from ..exchange import SumSpec
 from ..guard import check_size, refusal
 from ..guard.counting import ENDLESS, Hidden, hidden_beside, least_survivors
 from ..guard.opened import Charge
 from ..guard.policy import Rules, check_cohort, check_order
-from ..secure_sum import Party
+from ..secure_sum import Encoding, Party
 from ..secure_sum.membership import Cohort, asked, digest_of
 from ..wire import PhaseMessage
 from ..wire import sums as wire
@@ -196,6 +196,13 @@ class ClientSums:
                 raise SumError(f"no sum {name!r} belongs to this exchange", code="FK-SUM-UNASKED")
             self.check(declared[name])
 
+    def encode(self, name: str, angles: NDArray[Any]) -> NDArray[Any]:
+        """Return ring elements of some of the angles of a sum, for :meth:`contribute`."""
+        try:
+            return Encoding.of(self.order(name)).encode(angles, 1, name=name)
+        except SumError as error:
+            raise _unfit(error) from None
+
     def contribute(
         self,
         name: str,
@@ -243,8 +250,7 @@ class ClientSums:
         try:
             upload = self.party.contribute(order, values, release=release, **about)
         except SumError as error:
-            logger.error("%s", error)
-            raise refusal("the values of a sum, its log says more", code="FK-ORDER-UNFIT") from None
+            raise _unfit(error) from None
         if spec.release is not None:
             key = self.party.drawn.pop(order.name)
             self.charges.append(Charge(key, spec.release, spec.held_out, spec.rows))
@@ -263,3 +269,8 @@ class ClientSums:
                 f"this phase contributes nothing to {', '.join(sorted(self.orders))}",
                 code="FK-SUM-UNASKED",
             )
+
+
+def _unfit(error: SumError) -> RefusedError:
+    logger.error("%s", error)
+    return refusal("the values of a sum, its log says more", code="FK-ORDER-UNFIT")

@@ -148,7 +148,7 @@ class Encoding:
     ) -> RingArray:
         """Return ring elements.
 
-        - ``values``: Real numbers, integers or angles in radians.
+        - ``values``: Real numbers, integers, or angles in radians; of a circle also ring elements.
         - ``parties``: Number of parties in the sum.
         - ``overwrite`` (default: False): Whether the result may reuse the memory of ``values``.
 
@@ -167,6 +167,8 @@ class Encoding:
             )
         if values.strides == (0,) and not values[:1].any():  # broadcast zeros
             return np.zeros(values.size, self.dtype)
+        if self.kind == "circle" and values.dtype == self.dtype:
+            return values if overwrite else values.copy()
         if overwrite and values.flags.carray and values.itemsize == self.dtype.itemsize:
             out = values.view(self.dtype)  # new memory costs as much as the rest
         else:
@@ -218,11 +220,13 @@ class Encoding:
         if not math.isfinite(largest):
             raise SumError(f"{name} holds NaN or infinite values", code="FK-VALUES-FINITE")
         if self.kind == "circle":
-            turns = values.astype(np.float64) / _TURN
-            turns -= np.floor(turns)
-            steps = np.rint(turns * 2.0 ** min(self.bits, 53))
-            units = steps.astype(np.uint64) << np.uint64(max(0, self.bits - 53))
-            out[:] = units.astype(self.dtype)
+            steps = np.divide(values, _TURN, dtype=np.float64)
+            steps -= np.floor(steps)
+            steps *= 2.0 ** min(self.bits, 53)
+            np.rint(steps, out=steps)
+            # a whole turn can round up to 2^bits, which the narrower integer takes for 0
+            units = steps.astype(np.int32 if self.bits < 31 else np.int64)
+            out[:] = units << max(0, self.bits - 53)
             return
         if largest > self.bound:  # exact: Python compares integers of any size with floats
             raise SumError(

@@ -9,13 +9,16 @@ References
 ----------
 Gu, Dang, Li and Huang 2020 (FDSKL): the model and the objective. Keerthi and DeCoste, "A Modified
 Finite Newton Method for Fast Solution of Large Scale Linear SVMs", JMLR 6, 2005: Newton steps on
-the rows in the bend, with a line search.
+the rows in the bend, with a line search. Nocedal, "Updating Quasi-Newton Matrices with Limited
+Storage", Mathematics of Computation 35, 1980.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +42,33 @@ from ..solvers.losses import (
 )
 from .phases import INTERCEPT, Features, Floats, Phases, blocks, keep_features
 
-Mask = NDArray[np.bool_]
 Scores = dict[tuple[int, float], float]  # by (multiple, regularization)
 
-# -- Newton's method for a regularised mean loss of stored features, all outputs at once
+# -- Quasi-Newton steps for a regularised mean loss of stored features, all outputs at once
 #
-# The objective of each output is F(w) = sum_i s_i L(f_i, y_i) + lambda / 2 |w|^2 with f = Z w. A
-# step solves (Z^T D Z + lambda I) d = -F'(w), where D holds s_i times the curvature of the loss at
-# each row, and follows d to a small slope. Z^T D Z is kept, and a step adds only rows with a
-# changed curvature. For the smooth hinge these rows enter or exit its bend: few after the first
-# steps, and few between neighbouring lambda.
+# The objective of each output is F(w) = sum_i s_i L(f_i, y_i) + lambda / 2 |w|^2 with f = Z w. Its
+# curvature is Z^T D Z + lambda I, where D holds s_i times the curvature of the loss at each row. A
+# Newton step would need Z^T D Z and its factor at each point. They cost as much as several passes
+# over Z, and D changes little: so the factor of an earlier point is used, limited-memory BFGS
+# corrects it, and it is made anew when the search becomes slow. Z^T D Z is kept, and only rows
+# with a changed curvature are added. For the smooth hinge these enter or exit its bend.
 
 LARGEST_CURVATURE = {"square": 2.0, "logistic": 0.25, "smooth-hinge": 1.0}
 #: The search ends when the quadratic model promises less than half the square of this.
 TOLERANCE = 1e-4
-STEPS = 100
+STEPS = 300
 #: Curvatures that changed by a smaller share are not updated: the direction is off by at most as
-#: much, and the next step corrects it.
+#: much, and the next steps correct it.
 _CHANGE = 0.1
-_KEPT = 1 << 28  # bytes of the matrices that are kept, 256 MB
+#: The promise of a corrected factor is less exact than that of Newton's method: by this factor.
+_SURE = 0.5
+_PAIRS = 20  # steps that correct a factor
+_PATIENCE = 4  # steps without half the promise, after which the factor is made anew
+#: Bytes of the matrices of all outputs up to which each has its own, 32 MB; else they share one.
+_KEPT = 1 << 25
+
+Pair = tuple[Floats, Floats]  # a step of each output and the change of its slope, (R, k)
+Inverse = Callable[[Floats], Floats]  # the product with an inverse curvature
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,7 @@ class Kept:
         """Convert weights of the features to weights of z."""
         return weights if self.basis is None else np.asarray(self.basis.T @ weights)
 
-    def of(self, rows: NDArray[np.bool_]) -> Kept:
+    def of(self, rows: slice | NDArray[np.intp]) -> Kept:
         return Kept(self.z[rows], self.basis, self.intercept)
 
 
@@ -110,17 +121,21 @@ class Equations:
     right: Floats
     rows: int
 
+    def plus(self, other: Equations) -> Equations:
+        rows = self.rows + other.rows
+        return Equations(self.gram + other.gram, self.right + other.right, rows)
+
 
 @dataclass
 class Curvatures:
-    """Z^T D Z of each output and its D, reused from fit to fit.
+    """Z^T D Z, where D is the mean curvature of outputs at each row; reused from fit to fit.
 
     Parameters
     ----------
     matrices : dict
-        Output -> Z^T D Z, shape (R, R).
+        Outputs -> Z^T D Z, shape (R, R).
     of_rows : dict
-        Output -> the diagonal of D without s_i, shape (n,).
+        Outputs -> the diagonal of D without s_i, shape (n,).
     """
 
     matrices: dict[int, Floats] = field(default_factory=dict)
@@ -161,64 +176,65 @@ class Problem:
         FedKernError
             The tolerance is not reached.
         """
-        outputs, width = self.targets.shape[1], self.kept.z.shape[1]
-        together = max(1, _KEPT // (8 * width * width))
-        found = np.empty_like(start)
-        for first in range(0, outputs, together):
-            columns = list(range(first, min(first + together, outputs)))
-            kept = known if known is not None and outputs <= together else Curvatures()
-            part = self._search(columns, regularization, start[:, columns], kept, tolerance, steps)
-            found[:, columns] = part
-        return found
-
-    def _search(
-        self,
-        columns: list[int],
-        penalty: float,
-        start: Floats,
-        known: Curvatures,
-        tolerance: float,
-        steps: int,
-    ) -> Floats:
-        """Minimise the objective of some outputs, in float64 once float32 stalls."""
-        w, y, open_ = start.copy(), self.targets[:, columns], list(range(len(columns)))
-        exact = False
-        f = multiply(self.kept.z, w)
-        last = np.full(len(columns), np.inf)
+        known, z, w, exact = known or Curvatures(), self.kept.z, start.copy(), False
+        f, left = multiply(z, w), np.arange(w.shape[1])  # outputs that are not at their minimum
+        slope = self._slope(w, f, left, regularization)
+        inverses, pairs = list[Inverse](), list[Pair]()
+        best, since, last = np.inf, _PATIENCE, np.inf
         for _ in range(steps):
-            pull = self.shares * loss_derivatives(self.loss, f[:, open_], y[:, open_])
-            slope = penalty * w[:, open_] + multiply_back(self.kept.z, pull, exact=exact)
-            left, directions, stalled = [], [], False
-            for place, k in enumerate(open_):
-                direction = self._direction(known, columns[k], f[:, k], penalty, slope[:, place])
-                promised = float(np.sqrt(max(0.0, -float(direction @ slope[:, place]))))
-                stalled |= tolerance < promised > 0.5 * last[k] and last[k] < np.inf
-                last[k] = promised
-                if promised > tolerance:
-                    left.append(k)
-                    directions.append(direction)
-            if not left:
+            if since == _PATIENCE:
+                inverses = self._inverses(known, f, left, regularization)
+                # a shared inverse is still corrected by what is known of each output
+                pairs = pairs if len(set(map(id, inverses))) < len(left) else []
+                best, since = np.inf, 0
+            direction = -quasi_newton(inverses, pairs, slope)
+            promised = np.sqrt(np.maximum(0.0, -(direction * slope).sum(axis=0)))
+            largest, far = float(promised.max()), promised > _SURE * tolerance
+            if not far.any():
                 return w
-            open_, step = left, np.stack(directions, axis=1)
-            along = multiply(self.kept.z, step, exact=exact)
-            for place, k in enumerate(open_):
-                d, df = step[:, place], along[:, place]
-                t = self._length(penalty, w[:, k], d, f[:, k], df, y[:, k])
-                w[:, k] += t * d
-                f[:, k] += t * df
-            if stalled and not exact and self.kept.z.dtype != np.float64 and last.max() < 0.1:
-                exact = True
-                f = multiply(self.kept.z, w, exact=True)
+            if not far.all():
+                left, direction, slope = left[far], direction[:, far], slope[:, far]
+                inverses = list(compress(inverses, far))
+                pairs = [(step[:, far], change[:, far]) for step, change in pairs]
+            best, since = (largest, 0) if largest < 0.5 * best else (best, since + 1)
+            along, lengths = multiply(z, direction, exact=exact), np.empty(len(left))
+            for place, k in enumerate(left.tolist()):
+                d, df, g = direction[:, place], along[:, place], slope[:, place]
+                lengths[place] = self._length(
+                    k, regularization, w[:, k], d, f[:, k], df, float(d @ g)
+                )
+            direction *= lengths
+            w[:, left] += direction
+            f[:, left] += lengths * along
+            if since == _PATIENCE and not exact and z.dtype != np.float64 and largest < 0.1:
+                exact = largest > 0.5 * last
+                last = largest
+                f = multiply(z, w, exact=True) if exact else f
+            before, slope = slope, self._slope(w, f, left, regularization, exact=exact)
+            pairs = [*pairs[1 - _PAIRS :], (direction, slope - before)]
         raise FedKernError(
-            f"the {self.loss} loss stopped {last.max():.1e} from its minimum after {steps} steps",
+            f"the {self.loss} loss stopped {largest:.1e} from its minimum after {steps} steps",
             remedy="use a larger regularization or tolerance, or more iterations",
             code="FK-SOLVER-STEPS",
         )
 
+    def _slope(
+        self,
+        w: Floats,
+        f: Floats,
+        outputs: NDArray[np.intp],
+        penalty: float,
+        *,
+        exact: bool = False,
+    ) -> Floats:
+        pull = self.shares * loss_derivatives(self.loss, f[:, outputs], self.targets[:, outputs])
+        return penalty * w[:, outputs] + multiply_back(self.kept.z, pull, exact=exact)
+
     def _length(
-        self, penalty: float, w: Floats, d: Floats, f: Floats, df: Floats, y: Floats
+        self, output: int, penalty: float, w: Floats, d: Floats, f: Floats, df: Floats, begin: float
     ) -> float:
         shares, linear, square = self.shares[:, 0], penalty * float(w @ d), penalty * float(d @ d)
+        y = self.targets[:, output]
 
         def slope(t: float) -> tuple[float, float]:
             at = f + t * df
@@ -226,32 +242,46 @@ class Problem:
             curvature = float((shares * loss_curvatures(self.loss, at, y)) @ (df * df)) + square
             return first, curvature
 
-        return line_search(slope, slope(0.0)[0])
+        return line_search(slope, begin)
 
-    def _direction(
-        self, known: Curvatures, output: int, f: Floats, penalty: float, slope: Floats
-    ) -> Floats:
-        """Return the Newton direction of an output.
+    def _inverses(
+        self, known: Curvatures, f: Floats, outputs: NDArray[np.intp], penalty: float
+    ) -> list[Inverse]:
+        """Return products with inverse curvatures, one for each output.
 
-        If few rows have a curvature, A = D^1/2 Z of these, use (A^T A + lambda I)^-1 = (I - A^T (A
-        A^T + lambda I)^-1 A) / lambda.
+        If few rows of an output have a curvature, A = D^1/2 Z of these, it is exact: (A^T A +
+        lambda I)^-1 = (I - A^T (A A^T + lambda I)^-1 A) / lambda. Other outputs with large
+        matrices share that of their mean curvature.
         """
-        curvatures = loss_curvatures(self.loss, f, self.targets[:, output])
-        curvatures[self.shares[:, 0] == 0.0] = 0.0
-        rows = np.flatnonzero(curvatures)
-        if 2 * len(rows) > len(slope):
+        of_rows = loss_curvatures(self.loss, f[:, outputs], self.targets[:, outputs])
+        of_rows[self.shares[:, 0] == 0.0] = 0.0
+        width = self.kept.z.shape[1]
+        few = 2 * (of_rows > 0.0).sum(axis=0) <= width
+        alone = 8 * width * width * f.shape[1] <= _KEPT
+
+        def of_few(curvatures: Floats) -> Inverse:
+            rows = np.flatnonzero(curvatures)
+            a = self.kept.z[rows] * np.sqrt(curvatures[rows] * self.shares[rows, 0])[:, None]
+            small = factorise(a @ a.T, penalty)
+            return lambda v: (v - a.T @ linalg.cho_solve((small, True), a @ v)) / penalty
+
+        def of_many(output: int, curvatures: Floats) -> Inverse:
             self._bring_up(known, output, curvatures)
             factor = factorise_near(known.matrices[output], penalty)
-            return np.asarray(-linalg.cho_solve((factor, True), slope, check_finite=False))
-        a = self.kept.z[rows] * np.sqrt(curvatures[rows] * self.shares[rows, 0])[:, None]
-        factor = factorise(a @ a.T, penalty)
-        return np.asarray((a.T @ linalg.cho_solve((factor, True), a @ slope) - slope) / penalty)
+            return lambda v: linalg.cho_solve((factor, True), v, check_finite=False)
+
+        shared = None if few.all() or alone else of_many(-1, of_rows[:, ~few].mean(axis=1))
+        found = list[Inverse]()
+        for k, curvatures, own in zip(outputs.tolist(), of_rows.T, few, strict=True):
+            found.append(of_few(curvatures) if own else shared or of_many(k, curvatures))
+        return found
 
     def _bring_up(self, known: Curvatures, output: int, wanted: Floats) -> None:
         largest = LARGEST_CURVATURE[self.loss]
         if output not in known.matrices:
             full, begin = np.where(self.shares[:, 0] > 0.0, largest, 0.0), self.equations
-            if begin is not None and 2.0 * wanted.sum() > full.sum():  # subtracting is less work
+            removed = full - wanted > _CHANGE * full
+            if begin is not None and removed.sum() < (wanted > 0.0).sum():  # less work
                 known.matrices[output] = (largest / begin.rows) * begin.gram
                 known.of_rows[output] = full
             else:
@@ -268,6 +298,24 @@ class Problem:
             before[rows] = wanted[rows]
 
 
+def quasi_newton(inverses: Sequence[Inverse], pairs: Sequence[Pair], slope: Floats) -> Floats:
+    """Return the inverse curvature times the slope of each output, (R, k), by limited-memory BFGS.
+
+    ``pairs`` correct the inverses, which are those of an earlier point (Nocedal 1980).
+    """
+    q, passed = slope.copy(), list[tuple[Floats, Floats]]()
+    for step, change in reversed(pairs):
+        product = (step * change).sum(axis=0)
+        inverse = np.divide(1.0, product, out=np.zeros_like(product), where=product > 0.0)
+        passed.append((inverse, inverse * (step * q).sum(axis=0)))
+        q -= passed[-1][1] * change
+    for k, inverse_of in enumerate(inverses):
+        q[:, k] = inverse_of(q[:, k])
+    for (step, change), (inverse, share) in zip(pairs, reversed(passed), strict=True):
+        q += (share - inverse * (change * q).sum(axis=0)) * step
+    return q
+
+
 def add_gram(
     matrix: Floats, z: Features, root: Floats | None, *, intercept: bool, sign: int = 1
 ) -> None:
@@ -276,13 +324,13 @@ def add_gram(
     With an intercept, sums of features are in float64: float32 would make equations of a small
     lambda singular.
     """
-    scale: Any = None if root is None else root.astype(z.dtype)[:, None]
-    z = z if scale is None else z * scale
+    scale: Any = 1 if root is None else root.astype(z.dtype)[:, None]
+    z = z if root is None else z * scale
     gram = z.T @ z
     if intercept:
-        sums = (z if scale is None else z * scale).sum(axis=0, dtype=np.float64)
+        sums = multiply_back(z, np.ones((len(z), 1)) if root is None else root[:, None], exact=True)
         gram[-1] = gram[:, -1] = 0.0
-        matrix[-1] += sign * np.sqrt(INTERCEPT) * sums
+        matrix[-1] += sign * np.sqrt(INTERCEPT) * sums[:, 0]
         matrix[:-1, -1] = matrix[-1, :-1]
     (np.add if sign > 0 else np.subtract)(matrix, gram, out=matrix)
 
@@ -292,8 +340,8 @@ def factorise(matrix: Floats, regularization: float) -> Floats:
     shifted[np.diag_indices_from(shifted)] += regularization
     try:
         # LAPACK can overwrite the transpose of a symmetric matrix in C order
-        options = {"overwrite_a": True, "check_finite": False}  # cosines are finite
-        return np.asarray(linalg.cholesky(shifted.T, lower=True, **options))
+        options = {"lower": True, "overwrite_a": True, "check_finite": False}  # cosines are finite
+        return np.asarray(linalg.cho_factor(shifted.T, **options)[0])
     except linalg.LinAlgError:
         raise OptionError(
             f"the normal equations are singular at regularization {regularization:g}",
@@ -319,7 +367,7 @@ def multiply(z: Features, weights: Floats, *, exact: bool = False) -> Floats:
     out = np.empty((len(z), weights.shape[1]))
     dtype: Any = np.float64 if exact else z.dtype
     small = weights.astype(dtype)
-    for part in blocks(len(z), z.strides[0]):
+    for part in blocks(len(z), 16 * z.strides[0]):
         out[part] = z[part].astype(dtype, copy=False) @ small
     return out
 
@@ -329,7 +377,7 @@ def multiply_back(z: Features, values: NDArray[np.float64], *, exact: bool = Fal
     out = np.zeros((values.shape[1], z.shape[1]))
     dtype: Any = np.float64 if exact else z.dtype
     small = np.ascontiguousarray(values.T, dtype)  # BLAS is twice as fast with Z on the right
-    for part in blocks(len(z), z.strides[0]):
+    for part in blocks(len(z), 16 * z.strides[0]):
         out += small[:, part] @ z[part].astype(dtype, copy=False)
     return out.T
 
@@ -359,7 +407,7 @@ def minimise(
     steps: int = STEPS,
     folder: Path | None = None,
 ) -> Floats:
-    """Minimise the regularised mean loss of all outputs, in closed form or by Newton steps.
+    """Minimise the regularised mean loss of all outputs, in closed form or by quasi-Newton steps.
 
     Parameters
     ----------
@@ -427,12 +475,10 @@ class Fitted:
     regularization : float
         lambda.
     scores : dict (default: empty)
-        Accuracy or root mean squared error by (multiple, regularization), by cross-validation with
-        the loss itself.
+        Accuracy or root mean squared error by (multiple, regularization), on rows held out from the
+        last comparison, which has the loss itself.
     widths : dict (default: empty)
-        The same for all candidates, with the square loss.
-    refined : dict (default: empty)
-        The same for the best and their neighbours, from one fold of more rows and directions.
+        The same for all candidates, by cross-validation with the square loss.
     """
 
     weights: Floats
@@ -440,7 +486,6 @@ class Fitted:
     regularization: float
     scores: Scores = field(default_factory=dict)
     widths: Scores = field(default_factory=dict)
-    refined: Scores = field(default_factory=dict)
 
 
 def fit(
@@ -461,11 +506,11 @@ def fit(
 ) -> Fitted:
     """Choose width and regularization by cross-validation, then train on all rows.
 
-    The width is chosen with the square loss, by K-fold cross-validation on a sample of rows and the
+    Both are chosen with the square loss, by K-fold cross-validation on a sample of rows and the
     first directions; then lambda with the loss itself. With more rows than the sample, the choices
-    are compared with their neighbours (lambda within a factor of ten) on at most 10,000 rows and
-    1,000 directions, one fold held out. Ties go to the smaller multiple, then the larger
-    regularization.
+    of the square loss, and then of the loss itself, are compared with their neighbours (lambda
+    within a factor of ten) on at most 10,000 rows and 1,000 directions, one fold held out. Ties go
+    to the smaller multiple, then the larger regularization.
 
     Parameters
     ----------
@@ -516,32 +561,29 @@ def fit(
 
     order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(targets))
     folds = min(folds, len(targets))
-    few = trials(order[:rows], directions or (500 if classes else 1000))
-    many = np.sort(order[:_COMPARED])
-    held = np.isin(many, order[: len(many) // folds])
-    some = trials(many, _DIRECTIONS) if len(targets) > rows else None
-    multiple, near, widths, refined = multiples[0], 0.0, Scores(), Scores()
-    if loss == "square" or len(multiples) > 1:
-        for number, value in enumerate(multiples, 1):
-            progress(f"choosing a width on {few}", number, len(multiples))
-            widths |= few.across("square", value, regularizations, folds)
-        multiple, near = _best(widths, classes)
-        if some is not None:
-            place, close = multiples.index(multiple), _within(regularizations, near)
-            for value in multiples[max(0, place - 1) : place + 2]:
-                refined |= some.apart("square", value, close, held)
-            multiple, near = _best(refined, classes)
-    scores = widths
+    first = np.concatenate([order[:rows][k::folds] for k in range(folds)])
+    few = trials(first, directions or (500 if classes else 1000))
+    some = trials(order[:_COMPARED], _DIRECTIONS) if len(targets) > rows else None
+    scores = Scores()
+    for number, value in enumerate(multiples, 1):
+        progress(f"choosing a width on {few}", number, len(multiples))
+        scores |= few.compare("square", value, regularizations, folds, folds)
+    (multiple, near), widths = _best(scores, classes), scores
+    if some is not None:
+        place, scores = multiples.index(multiple), Scores()
+        for value in multiples[max(0, place - 1) : place + 2]:
+            scores |= some.compare("square", value, _within(regularizations, near), folds)
+        multiple, near = _best(scores, classes)
     if loss != "square":
-        progress(f"choosing lambda on {few}")
-        scores = few.across(loss, multiple, regularizations, folds)
+        progress(f"choosing lambda on {some or few}")
+        if some is None:
+            scores = few.compare(loss, multiple, regularizations, folds, folds)
+        else:
+            scores = some.compare(loss, multiple, _within(regularizations, near), folds)
         near = _best(scores, classes)[1]
-        if some is not None:
-            refined = some.apart(loss, multiple, _within(regularizations, near), held)
-            near = _best(refined, classes)[1]
     start = None if some is None else some.start(near, phases.shape[1])
     del some  # its features are large
-    return Fitted(train(multiple, near, start), multiple, near, scores, widths, refined)
+    return Fitted(train(multiple, near, start), multiple, near, scores, widths)
 
 
 def _within(regularizations: Sequence[float], near: float) -> list[float]:
@@ -559,13 +601,14 @@ def _path(
     known = Curvatures()
     for number, value in enumerate(regularizations, 1):
         tell(number)
-        try:
-            if model is None or problem.loss == "square":
+        if problem.loss != "square":
+            first = solve(equations, value, factorise_near) if model is None else model
+            model = problem.minimise(value, first, known)
+        else:
+            try:
                 model = solve(equations, value)
-            if problem.loss != "square":
-                model = problem.minimise(value, model, known)
-        except OptionError:  # too small for the precision of the features
-            continue
+            except OptionError:  # too small for the precision of the features
+                continue
         yield value, model
 
 
@@ -585,50 +628,55 @@ class _Trials:
     def __str__(self) -> str:
         return f"{len(self.phases):,} rows x {self.phases.shape[1]:,} features"
 
-    def across(
-        self, loss: Loss, multiple: int, regularizations: Sequence[float], folds: int
+    def compare(
+        self,
+        loss: Loss,
+        multiple: int,
+        regularizations: Sequence[float],
+        folds: int,
+        held: int = 1,
     ) -> Scores:
-        kept = Kept.make(self.phases, multiple, self.intercept)
-        if loss == "square":  # closed forms with a small lambda need float64
-            kept = Kept(kept.z.astype(np.float64), kept.basis, kept.intercept)
-        y, weights, fold_of = self.targets, self.weights, np.arange(len(self.targets)) % folds
-        predictions = {value: np.full_like(y, np.nan) for value in regularizations}
-        with threadpool_limits(1, "blas"):  # the matrices are too small to share
-            whole = add_equations(kept, y, weights=weights)
-            for fold in range(folds):
-                held = fold_of == fold
-                out = add_equations(kept, y, held, weights)
-                left = whole.rows - out.rows
-                train = Equations(whole.gram - out.gram, whole.right - out.right, left)
-                shares = shares_of(left, None if weights is None else weights[~held])
-                problem = Problem(loss, kept.of(~held), y[~held], shares, train)
-                for value, model in _path(problem, train, regularizations):
-                    predictions[value][held] = multiply(kept.z[held], model)
-        whole_ones = {k: f for k, f in predictions.items() if not np.isnan(f).any()}
-        return self._scores(multiple, whole_ones, np.ones(len(y), np.bool_))
+        """Return scores on the first ``held`` of the folds; of one fold, keep the last models.
 
-    def apart(
-        self, loss: Loss, multiple: int, regularizations: Sequence[float], held: Mask
-    ) -> Scores:
-        """Return scores on held-out rows; keep the models of a loss for classes."""
-        rows, width = self.phases.shape
-        learned = rows - int(held.sum())
-        text = f"training on {learned:,} rows x {width:,} features"
+        Rows are in random order, and a fold is a block of them.
+        """
         self.kept = kept = Kept.make(self.phases, multiple, self.intercept, self.folder)
-        shares = np.where(held, 0.0, 1.0)[:, None] * shares_of(learned, self.weights, rows)
-        train = add_equations(kept, self.targets, ~held, self.weights)
-        problem, predictions = Problem(loss, kept, self.targets, shares, train), {}
+        if loss == "square" and held > 1:  # closed forms with a small lambda need float64
+            kept = Kept(kept.z.astype(np.float64), kept.basis, kept.intercept)
+        y, rows, weights = self.targets, len(self.targets), self.weights
+        each, more = divmod(rows, folds)
+        ends = [each * k + min(k, more) for k in range(folds + 1)]
+        parts = [slice(*ends[k : k + 2]) for k in range(folds)]
+        predictions = {value: list[Floats]() for value in regularizations}
+
+        def equations(part: slice) -> Equations:
+            return add_equations(kept.of(part), y[part], None if weights is None else weights[part])
 
         def tell(number: int) -> None:
-            progress(text, number, len(regularizations))
+            if held == 1:
+                text = f"training on {rows - ends[1]:,} rows x {self.phases.shape[1]:,} features"
+                progress(text, number, len(regularizations))
 
-        for value, model in _path(problem, train, regularizations, tell):
-            predictions[value] = multiply(kept.z, model)
-            if loss != "square":
-                self.models[value] = model
-        return self._scores(multiple, predictions, held)
+        # threads would share matrices that are too small
+        with threadpool_limits(1 if held > 1 else None, "blas"):
+            sums = [equations(part) for part in parts] if held > 1 else []
+            for number, part in enumerate(parts[:held]):
+                rest: Any = slice(part.stop, None)  # needs no copy
+                if part.start:
+                    rest = np.r_[: part.start, part.stop : rows]
+                train = reduce(
+                    Equations.plus, sums[:number] + sums[number + 1 :] or [equations(rest)]
+                )
+                own = kept if loss == "square" else kept.of(rest)
+                shares = shares_of(train.rows, None if weights is None else weights[rest])
+                problem = Problem(loss, own, y[rest], shares, train)
+                for value, model in _path(problem, train, regularizations, tell):
+                    predictions[value].append(multiply(kept.z[part], model))
+                    self.models[value] = model
+        found = {k: np.concatenate(f) for k, f in predictions.items() if len(f) == held}
+        return self._scores(multiple, found, slice(ends[held]))
 
-    def _scores(self, multiple: int, predictions: Mapping[float, Floats], held: Mask) -> Scores:
+    def _scores(self, multiple: int, predictions: Mapping[float, Floats], held: slice) -> Scores:
         if not predictions:
             raise OptionError(
                 "the normal equations are singular at each regularization",
@@ -636,7 +684,7 @@ class _Trials:
             )
         known = self.targets[held], self.classes
         weights = None if self.weights is None else self.weights[held]
-        return {(multiple, k): _score(f[held], *known, weights) for k, f in predictions.items()}
+        return {(multiple, k): _score(f, *known, weights) for k, f in predictions.items()}
 
     def start(self, regularization: float, directions: int) -> Floats | None:
         if regularization not in self.models:
@@ -683,37 +731,30 @@ def _check_candidates(
 # -- sums over the rows
 
 
-def add_equations(
-    kept: Kept,
-    targets: Floats,
-    chosen: Mask | None = None,
-    weights: Floats | None = None,
-) -> Equations:
-    """Sum the weighted equations of the chosen rows, in float64 over blocks."""
+def add_equations(kept: Kept, targets: Floats, weights: Floats | None = None) -> Equations:
+    """Sum the weighted equations of all rows, in float64 over blocks."""
     width = kept.z.shape[1]
     gram, right = np.zeros((width, width)), np.zeros((width, targets.shape[1]))
     for part in blocks(len(kept.z), kept.z.strides[0]):
-        z, y = kept.z[part], targets[part]
-        if chosen is not None:
-            z, y = z[chosen[part]], y[chosen[part]]
-        root = None
+        z, y, root = kept.z[part], targets[part], None
         if weights is not None:
-            root = np.sqrt(weights[part] if chosen is None else weights[part][chosen[part]])
+            root = np.sqrt(weights[part])
             y = y * root[:, None] ** 2
         right += z.T @ y.astype(z.dtype)
         add_gram(gram, z, root, intercept=kept.intercept)
-    return Equations(gram, right, len(targets) if chosen is None else int(chosen.sum()))
+    return Equations(gram, right, len(targets))
 
 
-def shares_of(rows: int, weights: Floats | None, length: int | None = None) -> Floats:
-    if weights is not None:
-        return weights[:, None] / rows
-    return np.full((rows if length is None else length, 1), 1.0 / rows)
+def shares_of(rows: int, weights: Floats | None) -> Floats:
+    return np.full((rows, 1), 1.0 / rows) if weights is None else weights[:, None] / rows
 
 
-def solve(equations: Equations, regularization: float) -> Floats:
-    factor = factorise((2.0 / equations.rows) * equations.gram, regularization)
-    return np.asarray(linalg.cho_solve((factor, True), (2.0 / equations.rows) * equations.right))
+def solve(
+    equations: Equations, regularization: float, factors: Callable[..., Floats] = factorise
+) -> Floats:
+    factor = factors((2.0 / equations.rows) * equations.gram, regularization)
+    right = (2.0 / equations.rows) * equations.right
+    return np.asarray(linalg.cho_solve((factor, True), right, check_finite=False))
 
 
 def check_training(phases: Phases, targets: Floats, loss: Loss) -> None:

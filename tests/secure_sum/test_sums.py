@@ -645,6 +645,16 @@ def test_sums_of_angles_are_right_modulo_a_turn(bits: int, angles: list[float]) 
     assert error <= len(angles) * (math.pi * 2.0 ** -min(bits, 53) + 1e-12)
 
 
+@given(bits=rings, angles=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=6))
+def test_ring_elements_of_a_circle_are_encoded_already(bits: int, angles: list[float]) -> None:
+    encoding = Encoding.circle(bits)
+    ring = encode(encoding, angles)
+    again = encode(encoding, ring)
+    np.testing.assert_array_equal(again, ring)
+    assert not np.shares_memory(again, ring)  # masks are added to it
+    assert encoding.encode(ring, 3, name="angles", overwrite=True) is ring
+
+
 # -- what is refused
 
 SECRET = 123456.789
