@@ -33,9 +33,9 @@ from fedkern_flwr.judging.figures import Calibration, Yardstick, bins_of, calibr
 from fedkern_flwr.labels import decide, encode_classes, label_rows, name_classes
 from fedkern_flwr.node.client import Client
 from fedkern_flwr.node.state import SessionState
-from fedkern_flwr.table_parties import TableReply
 from fedkern_flwr.tables import take_frame
 from fedkern_flwr.wire import DescribeRequest, columns_digest
+from fedkern_flwr.wire.describe import TableReply
 
 # -- a private file of a run on a node, for data too large for its state
 
