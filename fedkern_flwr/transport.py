@@ -271,7 +271,7 @@ def pause(elapsed: float) -> float:
     return min(max(_POLL_FIRST, _POLL_SHARE * elapsed), _POLL_LAST)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Request:
     """A request under way, with its copies, repetitions and absences.
 

@@ -33,7 +33,9 @@ _SESSION, _GUARD, _SUMS = "fedkern", "fedkern-guard", "fedkern-sums"
 
 
 def _held(context: Context, name: str, read: Callable[[Mapping[str, Any]], Any]) -> Any:
-    record = context.state.get(name)
+    if name not in context.state:
+        return None
+    record = context.state[name]
     held = held_in(record)
     if held is not None or not isinstance(record, ConfigRecord):
         return held
@@ -470,12 +472,14 @@ def keep_answer(
 
 def kept_answer(context: Context, arrays: Arrays, config: Mapping[str, Scalar]) -> Answered | None:
     """Return the saved answer, if this is the same request."""
-    known = context.state.get(_ASKED)
-    if not isinstance(known, ConfigRecord) or known["digest"] != content_digest(config, arrays):
+    if _ASKED not in context.state:
+        return None
+    known: Any = context.state[_ASKED]
+    if known["digest"] != content_digest(config, arrays):
         return None
     said: Any = dict(context.state.config_records[_SAID])
     found = context.state.array_records[_ARRAYS].to_numpy_ndarrays()
-    return found, int(known["samples"]), said  # type: ignore[arg-type]
+    return found, int(known["samples"]), said
 
 
 def forget_answer(context: Context) -> None:
