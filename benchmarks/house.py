@@ -38,7 +38,7 @@ METHODS = {
     "align, ranges": "align|alignment|ranges|column_ranges",
 }
 #: Files of the core that drive a method; the others, such as errors, are used by all.
-DRIVER = {"method", "nodes", "overlap", "run", "run_log"}
+DRIVER = {"method", "nodes", "run", "run_log"}
 _SILENT = {
     tokenize.COMMENT,
     tokenize.NL,

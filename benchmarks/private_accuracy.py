@@ -33,11 +33,10 @@ from typing import Any
 import numpy as np
 from scipy import optimize, special, stats
 
-from fedkern_flwr.hybrid import fourier
+from fedkern_flwr.hybrid import landmarks
 from fedkern_flwr.privacy import Budget, skellam
 from fedkern_flwr.privacy import accounting as sensitivity
-from fedkern_flwr.solvers.equations import pack_equations, unpack_equations
-from fedkern_flwr.solvers.least_squares import solve_equations
+from fedkern_flwr.solvers.least_squares import pack_equations, solve_equations, unpack_equations
 
 SETS = ("phishing", "a9a", "svmguide1", "breast_cancer_original", "beijing_prsa")
 EPSILONS = (math.inf, 8.0, 3.0, 1.0, 0.3)
@@ -77,13 +76,13 @@ class Split:
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(x))
         train, test = order[: (7 * len(x)) // 10], order[(7 * len(x)) // 10 :]
-        drawn = fourier.draw_block(
-            rng.bytes(32), FEATURES // 2, x.shape[1], "rbf", fourier.usual_gamma(x.shape[1])
+        drawn = landmarks.draw_block(
+            rng.bytes(32), FEATURES // 2, x.shape[1], "rbf", landmarks.usual_gamma(x.shape[1])
         )
-        z = fourier.features(fourier.block_phases(x, drawn))
+        z = landmarks.fourier_features(landmarks.block_phases(x, drawn))
         self.x, self.y, self.train, self.test = x, y, train, test
         self.z_test, self.rows = z[test], len(train)
-        right = z[train].T @ y[train, None] * fourier.label_weight(1.0, 1)
+        right = z[train].T @ y[train, None] * landmarks.label_weight(1.0, 1)
         self.sums = pack_equations(z[train].T @ z[train], right)
 
     def accuracy(self, sums: np.ndarray, deviation: float) -> float:
@@ -91,8 +90,8 @@ class Split:
         gram, right = unpack_equations(sums, FEATURES, 1)
         penalty = LEAST_LAMBDA
         if deviation:
-            gram, penalty = fourier.regularize(gram, penalty, deviation)
-        coefficients = solve_equations(gram, right / fourier.label_weight(1.0, 1), penalty)
+            gram, penalty = landmarks.regularize(gram, penalty, deviation)
+        coefficients = solve_equations(gram, right / landmarks.label_weight(1.0, 1), penalty)
         return self.right(self.z_test @ coefficients[:, 0])
 
     def right(self, outputs: np.ndarray) -> float:
@@ -142,7 +141,7 @@ def measure(name: str, splits: int, draws: int) -> dict[tuple[str, float], np.nd
                 for what in ("ours", "declared", "gauss", "central"):
                     found[what, epsilon].append(plain)
                 continue
-            planned = fourier.equations_release(
+            planned = landmarks.equations_release(
                 Budget(epsilon, DELTA), features=FEATURES, outputs=1, bound=1.0, rows=share
             )
             unit, actual = 2.0**-planned.noise.fraction, planned.noise.deviation(HOSPITALS)

@@ -29,7 +29,7 @@ from private_accuracy import DELTA, FEATURES, HOSPITALS, Split
 from private_steps import learn
 
 from fedkern_flwr.encoding.encoder import Encoder
-from fedkern_flwr.hybrid import fourier
+from fedkern_flwr.hybrid import landmarks
 from fedkern_flwr.privacy import Budget, plan_release, plan_sum
 from fedkern_flwr.privacy.accounting import epsilon_of
 from fedkern_flwr.summary import Column, Plan, noisy_terms
@@ -117,7 +117,7 @@ def bought(x: Floats, train: NDArray[np.intp], epsilon: float) -> Floats:
 def fed_cg(x: Floats, y: Floats, epsilon: float, seed: int) -> float:
     """Return the accuracy of FedCG on Fourier features, a mean over three noisy sums."""
     split = Split(x, y, seed)
-    planned = fourier.equations_release(
+    planned = landmarks.equations_release(
         Budget(epsilon, DELTA),
         features=FEATURES,
         outputs=1,

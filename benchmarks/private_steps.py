@@ -17,7 +17,7 @@ import sys
 import numpy as np
 from private_accuracy import DELTA, HOSPITALS, SETS, load
 
-from fedkern_flwr.groups import gradients
+from fedkern_flwr.groups import linear_model
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.privacy import Budget, skellam
 
@@ -29,13 +29,13 @@ def learn(x: np.ndarray, y: np.ndarray, frequencies: int, epsilon: float, seed: 
     """Return the share of held-out rows that a model is right about."""
     order = np.random.default_rng(seed).permutation(len(x))
     train, test = order[: (7 * len(x)) // 10], order[(7 * len(x)) // 10 :]
-    coordinates = gradients.public_coordinates(x.shape[1], frequencies)
+    coordinates = linear_model.public_coordinates(x.shape[1], frequencies)
     z = coordinates.rows(model_rows(x, frequencies, 3.0 / x.shape[1], seed))
-    kept, rows, labels = gradients.shortened(z[train]), len(train), y[train, None]
-    shape, steps = (1, z.shape[1]), gradients.ITERATIONS
+    kept, rows, labels = linear_model.shortened(z[train]), len(train), y[train, None]
+    shape, steps = (1, z.shape[1]), linear_model.ITERATIONS
     noise = None
     if math.isfinite(epsilon):
-        noise = gradients.gradient_release(
+        noise = linear_model.gradient_release(
             Budget(epsilon, DELTA),
             outputs=1,
             width=shape[1],
@@ -44,13 +44,13 @@ def learn(x: np.ndarray, y: np.ndarray, frequencies: int, epsilon: float, seed: 
         ).noise
     model, mean = np.zeros(shape), np.zeros(shape)
     for done in range(steps):
-        total = gradients.gradient("hinge", kept, labels, model)
+        total = linear_model.gradient("hinge", kept, labels, model)
         for _ in range(HOSPITALS if noise is not None else 0):
             assert noise is not None
             drawn = skellam(noise.variance, total.size).reshape(shape)
             total = total + drawn * 2.0**-noise.fraction
         known = {"loss": "hinge", "c": 1.0, "rows": rows, "ridge": coordinates.ridge()}
-        model = gradients.next_model(model, total, done, **known)  # type: ignore[arg-type]
+        model = linear_model.next_model(model, total, done, **known)  # type: ignore[arg-type]
         mean += model * (2 * done >= steps) * 2 / steps
     return float(np.mean((z[test] @ mean[0] >= 0.0) == (y[test] > 0.0)))
 

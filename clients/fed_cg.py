@@ -21,14 +21,17 @@ from fedkern_flwr.guard import check_selection, check_size, counting, refusal
 from fedkern_flwr.guard.freeze import FOLDS
 from fedkern_flwr.guard.opened import Charge
 from fedkern_flwr.hybrid import messages as wire
-from fedkern_flwr.hybrid.fourier import EQUATIONS, block_phases, draw_block, label_weight
 from fedkern_flwr.hybrid.landmarks import (
+    EQUATIONS,
     MOST_LANDMARKS,
     SAMPLINGS,
     SEED_BYTES,
     SharedSecret,
+    block_phases,
     check_seed_bytes,
+    draw_block,
     draw_landmarks,
+    label_weight,
     moment_sums,
     moments_length,
     read_moments,
@@ -48,7 +51,7 @@ from fedkern_flwr.node.client import Handler, answers
 from fedkern_flwr.privacy import plan_release
 from fedkern_flwr.secure_sum.crypto import derive_key, seal_message, unseal_message
 from fedkern_flwr.secure_sum.membership import asked
-from fedkern_flwr.solvers.equations import MOST_FOLDS, MOST_WIDTHS, pack_equations
+from fedkern_flwr.solvers.least_squares import MOST_FOLDS, MOST_WIDTHS, pack_equations
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage
 
 from .fed_cg_kernel import HospitalKernel, HybridTable, KernelRows, RunState

@@ -20,11 +20,10 @@ from fedkern_flwr.alignment import AlignmentKey, hash_ids, sort_order
 from fedkern_flwr.errors import StateError
 from fedkern_flwr.guard.freeze import FOLDS
 from fedkern_flwr.hybrid import messages as wire
-from fedkern_flwr.hybrid.fourier import CIRCLE, features
-from fedkern_flwr.hybrid.landmarks import seed_fingerprint
+from fedkern_flwr.hybrid.landmarks import CIRCLE, fourier_features, seed_fingerprint
 from fedkern_flwr.kernels.product import kernel_from_distances, row_chunks
 from fedkern_flwr.node.state import KeptState
-from fedkern_flwr.solvers.equations import SPREAD, Equations, spread
+from fedkern_flwr.solvers.least_squares import SPREAD, Equations, spread
 
 from .table_client import Floats, PartyTable, RunFile
 
@@ -248,7 +247,7 @@ class HospitalKernel:
                 totals[part] += self.distances(rows[part], landmarks)
         kernel = totals
         if kept.fourier:
-            kernel = features(totals)
+            kernel = fourier_features(totals)
         elif not kept.tunes:
             kernel = kernel_from_distances(totals, kept.arrays["gammas"])
         trained = max(0, min(kept.train, stop) - start)

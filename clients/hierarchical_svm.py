@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.checkpoint import pack_arrays, unpack_arrays, write_atomically
 from fedkern_flwr.errors import CheckpointError, OptionError, StateError, TableError
-from fedkern_flwr.groups import gradients
+from fedkern_flwr.groups import linear_model
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import FOLDS, Floats, deal
 from fedkern_flwr.groups.linear_model import model_columns, outputs, to_digits
@@ -542,12 +542,12 @@ class SVMClient(TableClient):
 
     @answers(wire.GradientRequest)
     def add_gradient(self, request: wire.GradientRequest) -> wire.GradientReply:
-        self._take_up(request, gradients.GRADIENT_SUM)
+        self._take_up(request, linear_model.GRADIENT_SUM)
         self.kept.settings["helped"] = True  # trained: the model may be evaluated
-        rows = gradients.shortened(self.user.learned[0])
-        found = gradients.gradient(request.loss, rows, self.table.y, request.model)  # type: ignore[arg-type]
+        rows = linear_model.shortened(self.user.learned[0])
+        found = linear_model.gradient(request.loss, rows, self.table.y, request.model)  # type: ignore[arg-type]
         release = asked(str(request.round), request.model)
-        self.secure_sums.contribute(gradients.GRADIENT_SUM, found.ravel(), release=release)
+        self.secure_sums.contribute(linear_model.GRADIENT_SUM, found.ravel(), release=release)
         return wire.GradientReply()
 
     @answers(wire.CountRequest)
@@ -570,7 +570,7 @@ class SVMClient(TableClient):
         RefusedError, ProtocolError
         """
         table = self.table
-        if request.loss not in gradients.BOUNDED or not len(table.classes):
+        if request.loss not in linear_model.BOUNDED or not len(table.classes):
             raise refusal(
                 "privacy: the derivatives of the loss have no bound",
                 code="FK-BUDGET-LOSS",
@@ -586,7 +586,7 @@ class SVMClient(TableClient):
                 _SAME_RELEASE,
                 code="FK-MESSAGE-SHAPE",
             )
-        own = gradients.public_coordinates(table.features, request.features)
+        own = linear_model.public_coordinates(table.features, request.features)
         self.kept.arrays |= {"mean": own.mean, "deviation": own.deviation}
         counts = self.secure_sums.party.state.counts
         signed = [counts[member] for member in self.members(name)]

@@ -23,7 +23,7 @@ from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import network, ridge
 from fedkern_flwr.online.learning import Floats, check_rows
-from fedkern_flwr.online.ridge_plan import too_wide, wide_sum
+from fedkern_flwr.online.ridge import too_wide, wide_sum
 from fedkern_flwr.tables import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.guard import check_size
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online import ridge, ridge_plan
+from fedkern_flwr.online import ridge
 from fedkern_flwr.online.learning import Floats, Hedge
 
 from .pof_mkl_samples import StreamAccount, known_word
@@ -110,12 +110,12 @@ def learn_samples(
         from fedkern_flwr.encoding.encoder import merge_rows  # slow to import
 
         raw = ridge.raw_rows(merge_rows(x[before:], least))
-        sums.append(ridge.sums(raw, new, ridge_plan.scale(len(new))))
+        sums.append(ridge.sums(raw, new, wire.ridge_scale(len(new))))
     if request.sums:
         picked = features[
             : request.shared, :, ridge.summed_places(request.features, request.summed)
         ]
-        sums.append(ridge.sums(picked, y, ridge_plan.scale(len(y))).ravel())
+        sums.append(ridge.sums(picked, y, wire.ridge_scale(len(y))).ravel())
     return np.concatenate([np.zeros(0), *sums])
 
 

@@ -12,11 +12,11 @@ from flwr.clientapp import ClientApp
 
 from fedkern_flwr.checkpoint import with_session
 from fedkern_flwr.errors import FedKernError, OptionError
+from fedkern_flwr.failure import reported
 from fedkern_flwr.flower_compat import CLIENT_RAISED, is_started_for_message
 from fedkern_flwr.flower_compat import Client as FlowerClient
 from fedkern_flwr.guard.policy import is_simulated
 from fedkern_flwr.node.client import Client
-from fedkern_flwr.node.failures import reported
 from fedkern_flwr.node_config import renew
 from fedkern_flwr.transport import packed
 

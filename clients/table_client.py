@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
@@ -33,9 +34,9 @@ from fedkern_flwr.judging.figures import Calibration, Yardstick, bins_of, calibr
 from fedkern_flwr.labels import decide, encode_classes, label_rows, name_classes
 from fedkern_flwr.node.client import Client
 from fedkern_flwr.node.state import SessionState
-from fedkern_flwr.table_parties import TableReply
 from fedkern_flwr.tables import take_frame
 from fedkern_flwr.wire import DescribeRequest, columns_digest
+from fedkern_flwr.wire.describe import TableReply
 
 # -- a private file of a run on a node, for data too large for its state
 
@@ -137,9 +138,9 @@ class PartyTable:
             )
         self.labelled = y_test is not None
         self.y_test = self._targets(y_test, tests)
-        self._ids = np.concatenate(
-            [self._names(ids, len(self.x), "row"), self._names(ids_test, tests, "held-out row")]
-        )
+        self._given = (ids, len(self.x), "row"), (ids_test, tests, "held-out row")
+        for given, rows, _ in self._given:
+            self._check_length(given, rows)
         self.identified = ids is not None or ids_test is not None
         self.columns = tuple(columns) if columns is not None else tuple(map(str, range(features)))
         if len(self.columns) != features:
@@ -148,6 +149,11 @@ class PartyTable:
             )
         # of the session: hashes of the rows, and the order that sorts them
         self._known: tuple[str, NDArray[np.uint64], NDArray[np.intp]] | None = None
+
+    @cached_property
+    def _ids(self) -> NDArray[np.str_]:
+        """Names of all rows, which few messages need."""
+        return np.concatenate([self._names(*given) for given in self._given])
 
     @property
     def rows(self) -> int:
@@ -314,14 +320,15 @@ class PartyTable:
         return out
 
     def _names(self, ids: Ids | None, rows: int, kind: str) -> NDArray[np.str_]:
-        if ids is None:
-            return np.array([f"{kind} {k}" for k in range(rows)], dtype=np.str_)
-        names = ids if isinstance(ids, np.ndarray) and ids.dtype.kind == "U" else None
-        if names is None:
-            names = np.array([str(i) for i in ids], dtype=np.str_)
-        if len(names) != rows:
-            raise self._bad(f"{len(names)} ids for {rows} rows", code="FK-SHAPE-DIFFERS")
-        return names
+        self._check_length(ids, rows)
+        if isinstance(ids, np.ndarray) and ids.dtype.kind == "U":
+            return ids
+        names = [f"{kind} {k}" for k in range(rows)] if ids is None else [str(i) for i in ids]
+        return np.array(names, dtype=np.str_)
+
+    def _check_length(self, ids: Ids | None, rows: int) -> None:
+        if ids is not None and len(ids) != rows:
+            raise self._bad(f"{len(ids)} ids for {rows} rows", code="FK-SHAPE-DIFFERS")
 
     def check_key(self, key: AlignmentKey | None, remedy: str, *, joined: bool = True) -> None:
         """Raise OptionError for a weak key, or for ids that are ``joined`` without one."""

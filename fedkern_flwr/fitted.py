@@ -18,7 +18,7 @@ from .errors import CheckpointError, ColumnError, OptionError, TableError
 from .gram.dot_kernels import DotKernel
 from .gram.matrix import count_values, quantise
 from .groups import linear_model
-from .hybrid import fourier
+from .hybrid.landmarks import fourier_features
 from .judging.figures import Calibration
 from .kernels.product import features_of, kernel_from_distances, partial_distances
 from .kernels.random_features import feature_map
@@ -487,7 +487,7 @@ def of_landmarks(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
 def of_features(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
     """Return outputs of FedCG on Fourier features, clipped likewise."""
     phases = x @ arrays["directions"].T + arrays["offsets"]
-    return _within(meta, fourier.features(phases) @ arrays["coefficients"])
+    return _within(meta, fourier_features(phases) @ arrays["coefficients"])
 
 
 def _within(meta: Meta, outputs: Floats) -> Floats:

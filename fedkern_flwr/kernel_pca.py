@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from .steps import Sum
+from .exchange import Sum
 
 Floats = NDArray[np.float64]
 

@@ -34,7 +34,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from .errors import EngineError, FedKernError, OptionError
-from .exchange import SumSpec
+from .exchange import Answers, Ask, Deliver, LostState, Round, Rounds, Save, Steps, Sum, SumSpec
 from .flower_compat import is_simulated
 from .node.client import Client, answers
 from .node.method_client import MethodClient, contributes
@@ -56,7 +56,6 @@ from .privacy.budget import Releases
 from .run import Run, RunRules
 from .run_log import RunLog
 from .secure_sum import SecureSum
-from .steps import Answers, Ask, Deliver, LostState, Round, Rounds, Save, Steps, Sum
 from .transport import swift
 from .watch import Ledger
 from .wire import DescribeReply, check_parties
@@ -319,7 +318,7 @@ class Method(Strategy):
         Yields
         ------
         Sum, Ask, Deliver, Save or Round
-            See :mod:`fedkern_flwr.steps`.
+            See :mod:`fedkern_flwr.exchange`.
         """
 
     def options(self) -> dict[str, Any]:

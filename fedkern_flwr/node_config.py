@@ -12,9 +12,9 @@ from flwr.app import Context
 
 from .checkpoint import write_atomically
 from .errors import OptionError, TableError
+from .failure import unwritable
 from .guard.policy import SIMULATION, read_policy
 from .labels import are_numbers
-from .node.failures import unwritable
 from .tables.dialect import read_class_of
 from .tables.table import Table
 

@@ -1,6 +1,6 @@
 """Run a method: execute the steps that its generator yields.
 
-A step (:mod:`fedkern_flwr.steps`) is a sum, a request, a delivery, a state to save or a round to
+A step (:mod:`fedkern_flwr.exchange`) is a sum, a request, a delivery, a state to save or a round to
 report. A request is sent as messages, with sections of its secure sums. There are two ways to
 repeat one: *each* repeats it to the nodes that did not answer; *enough* repeats the whole exchange
 with new masks, so that nothing of the first attempt can be opened.
@@ -19,15 +19,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from .errors import CohortError, ProtocolError, SumError, quoted_code
-from .exchange import SERVER
-from .failure import Failure, count_failures
-from .nodes import Nodes, logger
-from .overlap import Overlap
-from .privacy import Budget
-from .privacy.budget import Releases
-from .run_log import RunLog
-from .secure_sum import RunningSum
-from .steps import (
+from .exchange import (
+    SERVER,
     Answers,
     Ask,
     Deliver,
@@ -39,6 +32,12 @@ from .steps import (
     Step,
     Sum,
 )
+from .failure import Failure, count_failures
+from .nodes import Nodes, Overlap, logger
+from .privacy import Budget
+from .privacy.budget import Releases
+from .run_log import RunLog
+from .secure_sum import RunningSum
 from .transport import Outcome, read_reply, request_messages
 from .wire import PhaseMessage
 from .wire.message import Arrays, array_record
@@ -538,8 +537,7 @@ class Run:
         known: dict[str, Any] = {"session": self.nodes.session, "round": number}
         if self._question.attempt:
             known["attempt"] = self._question.attempt
-        names = {field.name for field in fields(request)}
-        return replace(request, **{k: v for k, v in known.items() if k in names})
+        return request.addressed(**known)
 
     def _requests(self, step: Ask) -> dict[int, PhaseMessage]:
         if isinstance(step.what, PhaseMessage):

@@ -17,10 +17,10 @@ import numpy as np
 from . import __version__
 from .checkpoint import VERSION, load_arrays, other_release, save_arrays
 from .errors import CheckpointError
+from .exchange import Save
 from .nodes import Arrays, Nodes, logger
 from .options import take_out
 from .secure_sum import RunningSum
-from .steps import Save
 from .transport import Outcome
 
 if TYPE_CHECKING:

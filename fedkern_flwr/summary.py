@@ -27,9 +27,9 @@ from .encoding.columns import (
     count_strays,
     range_edges,
 )
+from .exchange import Sum
 from .plain_text import read_json
 from .statistics import FEATURES, features
-from .steps import Sum
 from .wire.describe import DescribeReply
 from .wire.message import array
 

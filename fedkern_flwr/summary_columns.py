@@ -18,7 +18,7 @@ from .encoding.columns import FIRST_DAY
 from .errors import OptionError, TableError
 from .plain_text import read_json
 from .summary import Column, Plan, SummaryDescribeReply
-from .table_parties import misfit
+from .wire.describe import misfit
 
 _ALIKE = 0.7
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")

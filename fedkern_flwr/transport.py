@@ -271,7 +271,7 @@ def pause(elapsed: float) -> float:
     return min(max(_POLL_FIRST, _POLL_SHARE * elapsed), _POLL_LAST)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Request:
     """A request under way, with its copies, repetitions and absences.
 
@@ -279,6 +279,7 @@ class _Request:
     """
 
     message: Message
+    node: int
     phase: str
     copies: dict[str, float] = field(default_factory=dict)
     repeats: int = 0
@@ -292,10 +293,6 @@ class _Request:
     @property
     def last(self) -> float:
         return max(self.copies.values(), default=math.inf)
-
-    @property
-    def node(self) -> int:
-        return self.message.metadata.dst_node_id
 
 
 # A node may get a request twice: it was away, its process was killed, or it did not answer for
@@ -355,7 +352,7 @@ class Courier:
     def send(self, messages: Sequence[Message], *, phase: str) -> dict[int, Failure]:
         """Send messages as one exchange; return the unreachable nodes."""
         failures: dict[int, Failure] = {}
-        requests = [_Request(message, phase) for message in messages]
+        requests = [_Request(m, m.metadata.dst_node_id, phase) for m in messages]
         self._push(requests, messages)
         for one in requests:
             if not one.copies and not self._note_away(one):

@@ -20,7 +20,6 @@ from fedkern_flwr.model_file import check_model
 from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.options import at_least
 from fedkern_flwr.solvers.losses import Loss
-from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical import parties as vertical
 from fedkern_flwr.vertical.parties import MissingRows, VerticalPlan, held_out_rows, rows_of
@@ -31,6 +30,7 @@ from fedkern_flwr.vertical.phase_training import (
 )
 from fedkern_flwr.vertical.phases import MOST_DIRECTIONS, StepSchedule, draw_batch, step_size
 from fedkern_flwr.wire import DescribeReply
+from fedkern_flwr.wire.describe import rows_digest
 
 _BASE_SHARE = 4.0  # the first candidate width is 1 / (this times the number of columns)
 _KEPT = 1  # the parties save the state of a one-shot run under this number

@@ -14,8 +14,7 @@ from scipy import linalg
 from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid import parties as hybrid
-from fedkern_flwr.hybrid.fourier import usual_gamma
-from fedkern_flwr.hybrid.landmarks import MOST_LANDMARKS, Sampling
+from fedkern_flwr.hybrid.landmarks import MOST_LANDMARKS, Sampling, usual_gamma
 from fedkern_flwr.hybrid.parties import MissingBlocks, Plan, match_rows, summing_sets
 from fedkern_flwr.judging.judges import Judges
 from fedkern_flwr.kernels.product import ProductKernel, landmark_gammas
@@ -26,8 +25,8 @@ from fedkern_flwr.progress import part
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.conjugate_gradient import probe_vectors
 from fedkern_flwr.solvers.least_squares import Penalty
-from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
+from fedkern_flwr.wire.describe import rows_digest
 
 from .fed_cg_system import (
     KEPT,

@@ -24,8 +24,7 @@ from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.guard.counting import unknowns_of_bits
 from fedkern_flwr.guard.freeze import FOLDS
 from fedkern_flwr.hybrid import messages as wire
-from fedkern_flwr.hybrid.fourier import EQUATIONS, label_weight, regularize
-from fedkern_flwr.hybrid.landmarks import moments_length
+from fedkern_flwr.hybrid.landmarks import EQUATIONS, label_weight, moments_length, regularize
 from fedkern_flwr.hybrid.parties import Plan
 from fedkern_flwr.judging.figures import Yardstick, bins_of, tidy
 from fedkern_flwr.kernels.product import kernel_from_distances
@@ -35,14 +34,17 @@ from fedkern_flwr.planning import Allowance, allowance
 from fedkern_flwr.progress import part, progress
 from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.solvers.conjugate_gradient import ConjugateGradient, NystromPreconditioner
-from fedkern_flwr.solvers.equations import Equations, spread, tuning_length, unpack_equations
 from fedkern_flwr.solvers.least_squares import (
     LAMBDAS,
     LAMBDAS_OF_NUMBERS,
     PLANS,
+    Equations,
     choose,
     regularized,
     solve_equations,
+    spread,
+    tuning_length,
+    unpack_equations,
     widths_around,
 )
 

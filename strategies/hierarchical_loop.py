@@ -38,8 +38,7 @@ from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats, Residuals, global_center, may_advance
 from fedkern_flwr.groups.members import Group
 from fedkern_flwr.method import Round, Steps
-from fedkern_flwr.nodes import Arrays, logger
-from fedkern_flwr.overlap import Overlap
+from fedkern_flwr.nodes import Arrays, Overlap, logger
 from fedkern_flwr.secure_sum import RunningSum
 
 from .hierarchical_runs import Judged, Learned, RowRun

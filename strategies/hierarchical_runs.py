@@ -3,7 +3,7 @@
 A :class:`RowRun` has the exchanges with all users (those of groups are in
 :mod:`.hierarchical_loop`). Several C are tried side by side, and the run continues with one, see
 :mod:`fedkern_flwr.groups.consensus`. With a privacy budget it takes noisy gradient steps, see
-:mod:`fedkern_flwr.groups.gradients`.
+:mod:`fedkern_flwr.groups.linear_model`.
 
 A :class:`ColumnRun` iterates by :mod:`fedkern_flwr.solvers.dual_subspace`, two exchanges each:
 users multiply the owner's message and the agents' weights with their rows; then agents open the
@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError, SumError, TableError
-from fedkern_flwr.exchange import SERVER, SumSpec
-from fedkern_flwr.groups import consensus, gradients
+from fedkern_flwr.exchange import SERVER, Overlapping, SumSpec
+from fedkern_flwr.groups import consensus, linear_model
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Coordinates, Floats, Residuals, RhoSchedule
 from fedkern_flwr.groups.linear_model import from_digits
@@ -32,7 +32,6 @@ from fedkern_flwr.judging.figures import Yardstick, bins_of, tidy
 from fedkern_flwr.method import Ask, Deliver, Round, Save, Steps
 from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.progress import progress
-from fedkern_flwr.steps import Overlapping
 
 if TYPE_CHECKING:
     from .hierarchical_svm import HierarchicalSVM
@@ -474,7 +473,7 @@ class RowRun:
         noise.
         """
         facts, saver = self.facts, self.saver
-        self.coordinates = gradients.public_coordinates(facts.columns, facts.features)
+        self.coordinates = linear_model.public_coordinates(facts.columns, facts.features)
         start, ridge = np.zeros(self.shape), self.coordinates.ridge()
         model, mean = arrays.get("model", start), arrays.get("mean", start)
         rounds = self.options.num_rounds
@@ -484,7 +483,7 @@ class RowRun:
             total = yield from self.ask_users(request, wire.GradientReply)
             how: dict[str, Any] = {"c": self.choice.C, "rows": self.rows, "ridge": ridge}
             before, slope = model, total.reshape(self.shape)
-            model = gradients.next_model(before, slope, done, loss=self.options.loss, **how)
+            model = linear_model.next_model(before, slope, done, loss=self.options.loss, **how)
             mean = mean + model * (done >= half) / (rounds - half)
             moved, save = float(np.linalg.norm(model - before)), None
             if done in (0, rounds - 1) or saver.is_due(done + 1):

@@ -18,8 +18,9 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError, OptionError
+from fedkern_flwr.exchange import Overlapping
 from fedkern_flwr.fitted import FittedModel
-from fedkern_flwr.groups import gradients, seen
+from fedkern_flwr.groups import linear_model
 from fedkern_flwr.groups import members as groups
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import (
@@ -32,7 +33,7 @@ from fedkern_flwr.groups.consensus import (
     folds_held_out,
 )
 from fedkern_flwr.groups.linear_model import DIGITS, LOSS_OF, MODELS, Model, model_columns
-from fedkern_flwr.groups.members import Group
+from fedkern_flwr.groups.members import Group, predictions_seen_by, seen_by
 from fedkern_flwr.groups.messages import AGENT, OWNER
 from fedkern_flwr.judging.judges import Judges
 from fedkern_flwr.method import PrivateMethod, Round, Rounds, Steps, option
@@ -43,7 +44,6 @@ from fedkern_flwr.planning import Allowance, allowance
 from fedkern_flwr.progress import part
 from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.solvers.local_solvers import Loss
-from fedkern_flwr.steps import Overlapping
 from fedkern_flwr.vertical.parties import MissingRows
 from fedkern_flwr.wire import DescribeReply
 
@@ -455,7 +455,7 @@ class HierarchicalSVM(Judges, PrivateMethod):
     def start(self, *arguments: Any, **named: Any) -> Result:
         """Run the method; with a budget in fewer iterations by default."""
         if self.budget is not None and len(arguments) < 3 and named.get("num_rounds") is None:
-            named["num_rounds"] = gradients.ITERATIONS
+            named["num_rounds"] = linear_model.ITERATIONS
         return super().start(*arguments, **named)
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
@@ -687,10 +687,10 @@ class HierarchicalSVM(Judges, PrivateMethod):
             cohort["parties"] = cohort["threshold"]
             del cohort["shares_to_open"]
         if self.predicting:
-            return seen.predictions_seen_by(self.partition, sums)
-        found = {**sums, **seen.seen_by(self.options(), self.layers), **self.budget_report()}
+            return predictions_seen_by(self.partition, sums)
+        found = {**sums, **seen_by(self.options(), self.layers), **self.budget_report()}
         for one in found["budget"]["releases"] if "budget" in found else ():
-            if one["release"] == gradients.GRADIENT_SUM:  # one of many such releases
+            if one["release"] == linear_model.GRADIENT_SUM:  # one of many such releases
                 one["times"] = self.num_rounds
         return found
 
@@ -767,7 +767,7 @@ def broken_rules(strategy: HierarchicalSVM) -> Iterator[tuple[str, str]]:
     if admm:
         text = f"{' and '.join(admm)} are those of ADMM, privacy_epsilon takes steps of its own"
         yield "FK-BUDGET-OPTION", f"{text}; leave them out"
-    if strategy.loss not in gradients.BOUNDED:
+    if strategy.loss not in linear_model.BOUNDED:
         text = "privacy_epsilon is for losses whose derivatives are bounded; use model linear, rbf"
         yield "FK-BUDGET-LOSS", f"{text} or logistic, or for numbers fed-cg with basis fourier"
     if strategy.C is None:

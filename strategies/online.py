@@ -39,8 +39,7 @@ from fedkern_flwr.method import Answers, Ask, Method, Round, Rounds, Save, Steps
 from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.drift import rises
-from fedkern_flwr.online.learning import StepSize, step_rule
+from fedkern_flwr.online.learning import StepSize, rises, step_rule
 from fedkern_flwr.planning import Allowance
 from fedkern_flwr.privacy import Release
 from fedkern_flwr.progress import part

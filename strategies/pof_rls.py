@@ -13,7 +13,7 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.method import PrivateMethod, option
 from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online import ridge, ridge_plan
+from fedkern_flwr.online import ridge
 from fedkern_flwr.online.learning import CENTRE
 from fedkern_flwr.online.private import steadied
 
@@ -46,7 +46,7 @@ class POFRLS(OnlineStrategy, PrivateMethod):
     Notes
     -----
     A message takes as many samples as all before it, up to ``samples_per_round``; the first is as
-    short as :mod:`~fedkern_flwr.online.ridge_plan` allows.
+    short as :func:`~fedkern_flwr.online.ridge.plan` allows.
     """
 
     method = "pof-rls"
@@ -108,7 +108,7 @@ class POFRLS(OnlineStrategy, PrivateMethod):
 
     def _reset(self) -> None:
         super()._reset()
-        self.plan_ = ridge_plan.Plan()
+        self.plan_ = ridge.Plan()
         self.width_ = 0.0
         self._raw, self._kernels = np.zeros((0, 0)), np.zeros((0, 0, 0))
         self._begun = False
@@ -128,11 +128,11 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         private = self.budget is not None  # noise limits the release, and each message has its own
         if private:
             each, hidden = math.inf, math.inf
-            given = ridge_plan.MOST_SAMPLES if given == "auto" else given
+            given = ridge.MOST_SAMPLES if given == "auto" else given
             self._variances = np.zeros(several)
         counted = any(party.counting != "off" for party in self.parties_.values())
         share = self.share if given == "auto" else 1.0
-        self.plan_ = ridge_plan.plan(
+        self.plan_ = ridge.plan(
             self.num_rounds,
             each * share if counted else math.inf,
             given=None if given == "auto" else given,
@@ -259,7 +259,7 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         assert noise is not None
         kept = np.array([1.0, self.forgetting ** (2 * samples)])[: len(self._variances)]
         self._variances = kept * self._variances + noise.noise.deviation(answers) ** 2
-        return total * ridge_plan.scale(samples)
+        return total * wire.ridge_scale(samples)
 
     # -- state
 
@@ -270,12 +270,12 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         kept = [np.array([1.0, self.forgetting**n]) for n in (samples, rows)]
         raw, rest = np.split(total, [self._raw.shape[1]])
         several = len(self._raw)
-        raw = raw / ridge_plan.scale(samples)
+        raw = raw / wire.ridge_scale(samples)
         self._raw = kept[0][:several, None] * self._raw + raw
         if self.plan_.raw and not self.width_:
             self.width_ = 2.0 * ridge.distance(self._raw[0], self._dimension + 1) or _UNKNOWN
         if rest.size:
-            rest = rest.reshape(len(self._kernels), 1, -1) / ridge_plan.scale(rows)
+            rest = rest.reshape(len(self._kernels), 1, -1) / wire.ridge_scale(rows)
             self._kernels = kept[1][:several, None] * self._kernels + rest
             self._begun = True
         self._solve()
@@ -338,7 +338,7 @@ class POFRLS(OnlineStrategy, PrivateMethod):
         self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
     ) -> None:
         raw, summed, shared = arrays.get("raw"), int(meta["summed"]), int(meta["shared"])
-        self.plan_ = ridge_plan.Plan(raw=int(raw is not None), features=summed, kernels=shared)
+        self.plan_ = ridge.Plan(raw=int(raw is not None), features=summed, kernels=shared)
         self.width_ = float(arrays["bandwidths"][0]) if "bandwidths" in arrays else 0.0
         self._begun = "kernels" in arrays
         self._solutions = [] if raw is None else [(raw.shape[-1], np.asarray(raw))]

@@ -1,9 +1,9 @@
-"""Groups of users, an agent per group, and in vertical splits a label owner."""
+"""Groups of users, their agents and the label owner: do they fit together, and who sees what?"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from ..alignment import SAME_KEY, Positions, count_duplicates, find_rows
 from ..errors import CohortError, OptionError, ProtocolError, TableError
-from ..table_parties import check_labels, check_spelling, misfit
-from ..wire.describe import check_columns, check_partitions
+from ..wire.describe import check_columns, check_labels, check_partitions, check_spelling, misfit
 from .messages import AGENT, OWNER, ROLES, USER, SVMDescribeReply
 
 
@@ -326,3 +325,98 @@ def match_rows(
         {user: number[where].astype(np.int32) for user, where in held.items()},
         int((~keep).sum()),
     )
+
+
+# -- who sees what of a run, in sentences for its result
+
+Seen = dict[str, list[str]]
+
+_SIZES = "who belongs to which group, with how many rows and columns"
+_DECLARED = (
+    "what each user declares: bound of its labels; digests of the names of columns and classes; "
+    "the fewest rows of its own and of all in a fold"
+)
+_PUBLIC = [_SIZES, _DECLARED]
+_PSEUDONYMS = "pseudonyms of the rows, and which users hold them"
+_MODELS = "the global model of each iteration"
+
+#: A vertical split.
+_COLUMNS: Seen = {
+    "server_sees": [
+        "objective and duality gap of each iteration",
+        "outcomes on held-out rows",
+        _PSEUDONYMS,
+        *_PUBLIC,
+    ],
+    "agent_sees": [
+        "means, variances and the model of its group's columns",
+        "products of its group's columns with messages that it does not know",
+    ],
+    "owner_sees": [
+        "inner products of all rows: the rows up to a rotation, once there are as many "
+        "iterations as columns",
+    ],
+    "user_sees": [
+        "means and variances of its group's columns, and the group's model",
+        "messages at its rows, whose signs are at first the labels",
+    ],
+}
+#: A run with a budget of privacy.
+_PRIVATE: Seen = {
+    "server_sees": [
+        "sums of all users' gradients with noise, see budget",
+        "outcomes on the held-out rows of all users together, with noise",
+        *_PUBLIC,
+    ],
+    "user_sees": ["the model of each iteration"],
+}
+
+
+def seen_by(options: Mapping[str, Any], layers: bool) -> Seen:
+    """Return what server, agents, users and label owner see; ``layers``: there are agents."""
+    if options["partition"] == "vertical":
+        return _COLUMNS
+    if options["privacy_epsilon"] is not None:
+        return _PRIVATE
+    of_rbf = " and of the random features" if options["model"] == "rbf" else ""
+    statistics = f"means and variances of the columns{of_rbf} over all users"
+    outcomes = "outcomes on the held-out rows of all users together"
+    server = [_MODELS, "the total loss of each class", statistics, outcomes, *_PUBLIC]
+    if options["C"] is None:
+        server.append("models of each C that is tried and each fold, and losses on the folds")
+    if options["class_weight"]:
+        server.append("how many rows of each class all users have together")
+    if not layers:
+        return {"server_sees": server, "user_sees": [_MODELS, statistics]}
+    if options["lost_groups"] == "leave-out":
+        server.append("about what the term of a group was that is left out, by difference")
+    if options["staleness"]:
+        server.append("how the terms of the groups change that advance together, two at least")
+    return {
+        "server_sees": server,
+        "agent_sees": [
+            "sum of its users' models with their duals, of their losses and of their "
+            "distances: sums of gradients, which late in a run may be those of single rows",
+            _MODELS,
+        ],
+        "user_sees": [
+            "its group's and the global model of each iteration: its group's sum of gradients",
+            statistics,
+        ],
+    }
+
+
+def predictions_seen_by(partition: str, sums: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is seen in predictions with a saved model; ``sums`` are of the run."""
+    if partition == "horizontal":
+        return {
+            "protocol": "predictions stay at the users",
+            "server_sees": [_SIZES, "how many rows each user predicted"],
+            "user_sees": ["the model"],
+        }
+    return {
+        **sums,
+        "server_sees": [_SIZES, _PSEUDONYMS, "how many rows were predicted"],
+        "owner_sees": ["outputs of the new rows: a linear function of all columns"],
+        "user_sees": ["means, variances and the model of its group's columns"],
+    }

@@ -21,11 +21,10 @@ from ..exchange import SumSpec, one_party
 from ..judging.figures import Yardstick, outcomes_release
 from ..privacy import Budget, Release
 from ..secure_sum import Encoding
-from ..table_parties import TableReply
+from ..wire.describe import TableReply
 from ..wire.message import Message, array, arrays
 from ..wire.sums import bind
-from .gradients import gradient_release
-from .linear_model import DIGITS, model_columns
+from .linear_model import DIGITS, gradient_release, model_columns
 
 Floats = NDArray[np.float64]
 Ring = NDArray[np.uint64]

@@ -1,4 +1,4 @@
-"""Random landmarks, drawn block by block from secrets of the block's holders.
+"""The features of a kernel on a hybrid split: random landmarks, or random Fourier features.
 
 A landmark is a row over all blocks. The holders of a block draw its part of every landmark from
 their own secret, so nobody else can locate a patient by distances to landmarks.
@@ -8,7 +8,16 @@ of their box, normal ones by their deviations. A hospital with its patients' dis
 landmarks would have the features themselves. So each block's landmarks are rotated by a secret
 matrix.
 
-Sampling methods U and N are those of Damiani, Rodina and Decherchi 2024 (FedCG), section 2.
+Random Fourier features sum phases over the blocks: omega_j^T x + b_j for j = 1..D. The holders of a
+block draw the components of their columns, and a part of the offset, from their own secret; the sum
+over the blocks, modulo 2 pi, goes to the hospital. The features cos and sin of the phases, times
+sqrt(1 / D), give every row length one. So a row moves their sums little, whatever its values: a run
+with a privacy budget uses them.
+
+References
+----------
+Damiani, Rodina and Decherchi 2024 (FedCG), section 2 (sampling methods U and N). Rahimi and Recht,
+"Random Features for Large-Scale Kernel Machines", NIPS 2007.
 """
 
 from __future__ import annotations
@@ -16,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -25,8 +35,16 @@ from numpy.typing import NDArray
 
 from ..checkpoint import write_atomically
 from ..errors import OptionError, ProtocolError
+from ..kernels.random_features import Kernel, draw_directions, draw_offsets
+from ..privacy import Budget, Release, plan_sum
+from ..privacy import accounting as sensitivity
+from ..secure_sum import Encoding
+from ..solvers.least_squares import equations_length
 
 Floats = NDArray[np.float64]
+
+# -- random landmarks
+
 Sampling = Literal["U", "N", "C"]
 SAMPLINGS = ("U", "N", "C")
 SEED_BYTES = 32
@@ -236,3 +254,86 @@ def _frame(columns: Floats) -> tuple[Floats, Floats]:
     q, r = np.linalg.qr(columns)
     signs = np.where(np.diag(r) < 0.0, -1.0, 1.0)
     return q * signs, r * signs[:, None]
+
+
+# -- random Fourier features
+
+#: Phases are summed on a circle of 2^64 steps.
+CIRCLE = Encoding.circle(64)
+#: Name of the sum of the normal equations.
+EQUATIONS = "equations"
+
+
+def draw_block(seed: bytes, pairs: int, width: int, kernel: Kernel, gamma: float) -> Floats:
+    """Return a block's components of all directions, with its offsets as last column: (D, d + 1).
+
+    ``seed`` is the secret of the block's holders, 32 bytes; ``pairs`` is D, ``width`` d.
+    """
+    directions = draw_directions(seed, 0, pairs, width, kernel, gamma)
+    return np.column_stack([directions, draw_offsets(seed, 0, pairs, kernel, gamma)])
+
+
+def usual_gamma(columns: int) -> float:
+    """Return the default width for columns in [0, 1], where none may be chosen.
+
+    Noise hurts smooth kernels more, as their features are nearly alike; with many columns, narrow
+    kernels separate all rows. Measured with noise on ten tables of 2 to 123 columns.
+    """
+    return float(20.0 / columns**1.5)
+
+
+def block_phases(x: Floats, block: Floats) -> Floats:
+    """Return a block's part of the phases, (n, D)."""
+    phases = x @ block[:, :-1].T + block[:, -1]
+    return np.where(np.isfinite(phases), phases, 0.0)  # an overflow must not show
+
+
+def fourier_features(phases: Floats) -> Floats:
+    """Return the features of total phases, (n, 2 D); rows have length one."""
+    pairs = phases.shape[1]
+    out = np.empty((len(phases), 2 * pairs))
+    np.cos(phases, out=out[:, :pairs])
+    np.sin(phases, out=out[:, pairs:])
+    out *= np.sqrt(1.0 / pairs)
+    return out
+
+
+# -- noise of released sums, which are all over whole cohorts: no party may be missing
+
+
+def equations_release(
+    budget: Budget, *, features: int, outputs: int, bound: float, rows: Sequence[int]
+) -> Release:
+    """Return the noise of the normal equations.
+
+    ``bound`` is the largest absolute label; ``rows`` are each hospital's declared training rows.
+    """
+    moved = sensitivity.ridge(features, label_weight(bound, outputs) * bound * math.sqrt(outputs))
+    length = equations_length(features, outputs)
+    return plan_sum(EQUATIONS, budget, sensitivity=moved, length=length, rows=rows, least=len(rows))
+
+
+def label_weight(bound: float, outputs: int) -> float:
+    """Return the factor of K^T y before noise is added; labels then have length 1/2.
+
+    Length one would raise the sensitivity from 5 / 4 to 2, and with it the noise of the Gram
+    matrix; the optimum is flat.
+    """
+    return 0.5 / (bound * math.sqrt(outputs))
+
+
+def regularize(gram: Floats, regularization: float, deviation: float) -> tuple[Floats, float]:
+    """Remove the negative part of a noisy Gram matrix; return it and a lambda that suits the noise.
+
+    The noise matrix has entries of this deviation, and eigenvalues within 2 ``deviation`` sqrt(m).
+    Lambda is at least a quarter of that, a factor found on svmguide1 and phishing, to damp spurious
+    directions.
+
+    References
+    ----------
+    Wang, "Revisiting differentially private linear regression: optimal and adaptive prediction and
+    estimation in unbounded domain", UAI 2018.
+    """
+    values, vectors = np.linalg.eigh(gram)
+    positive = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    return positive, max(regularization, 0.5 * deviation * math.sqrt(len(gram)))

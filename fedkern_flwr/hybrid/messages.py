@@ -22,11 +22,10 @@ from ..judging.figures import OUTCOMES, Yardstick, outcomes_release
 from ..plain_text import read_json
 from ..privacy import Budget
 from ..secure_sum import Encoding
-from ..solvers.equations import MOST_WIDTHS, equations_length, tuning_length
-from ..table_parties import TableReply
+from ..solvers.least_squares import MOST_WIDTHS, equations_length, tuning_length
+from ..wire.describe import TableReply
 from ..wire.message import Message, array, arrays
-from .fourier import CIRCLE, EQUATIONS, equations_release
-from .landmarks import moments_length
+from .landmarks import CIRCLE, EQUATIONS, equations_release, moments_length
 
 Floats = NDArray[Any]
 Bytes = NDArray[Any]

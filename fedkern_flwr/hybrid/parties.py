@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..alignment import SAME_KEY, find_rows
 from ..errors import CohortError, OptionError, TableError
-from ..table_parties import check_labels, check_tables, misfit
+from ..wire.describe import check_labels, check_tables, misfit
 from .messages import HybridDescribeReply
 
 logger = logging.getLogger("fedkern_flwr")

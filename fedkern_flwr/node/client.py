@@ -30,7 +30,7 @@ from ..errors import (
     SumError,
     TableError,
 )
-from ..failure import mark_error
+from ..failure import NoReplyError, conceal, mark_error, reported, unwritable
 from ..flower_compat import Client as FlowerClient
 from ..flower_compat import NumPyClient
 from ..guard import counting, refusal
@@ -42,9 +42,9 @@ from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
 from ..wire.describe import check_server
 from ..wire.message import Section, attach, detach
-from .failures import NoReplyError, conceal, replied, reported, unwritable
 from .guarded import GuardedNode
 from .state import (
+    Answered,
     KeptState,
     NotKeptError,
     SessionState,
@@ -69,15 +69,19 @@ STATE_LOST = (
 )
 _KEPT_STATES = 32  # a checkpoint is written a few rounds after the one it belongs to
 
-_OF_SUMS: tuple[type[sum_wire.SumRequest], ...] = (
-    sum_wire.VoteRequest,
-    sum_wire.UnmaskRequest,
-    sum_wire.RecoverRequest,
-    sum_wire.FinishRequest,
-    sum_wire.BreakRequest,
-)
+_OF_SUMS: dict[str, type[sum_wire.SumRequest]] = {
+    request.phase: request
+    for request in (
+        sum_wire.VoteRequest,
+        sum_wire.UnmaskRequest,
+        sum_wire.RecoverRequest,
+        sum_wire.FinishRequest,
+        sum_wire.BreakRequest,
+    )
+}
 
-Handler = Callable[[Any], PhaseMessage]
+#: What answers a request, or the name of a marked method.
+Handler = Callable[[Any], PhaseMessage] | str
 Answer = TypeVar("Answer", bound=Callable[..., Any])
 
 
@@ -85,9 +89,9 @@ def answers(what: str | type[PhaseMessage], *, last: bool = False) -> Callable[[
     """Mark a client's method that answers a request for this client alone, without a sum.
 
     The server sees the answer. For a name the method gets the arguments of the
-    :class:`~fedkern_flwr.steps.Ask`, and returns key -> value. For a class of requests it gets the
-    request, and returns the reply; its round is filled in. The ``last`` request of a run ends it,
-    and erases everything but ``kept``.
+    :class:`~fedkern_flwr.exchange.Ask`, and returns key -> value. For a class of requests it gets
+    the request, and returns the reply; its round is filled in. The ``last`` request of a run ends
+    it, and erases everything but ``kept``.
     """
 
     def mark(method: Answer) -> Answer:
@@ -160,12 +164,7 @@ class Client(GuardedNode, NumPyClient):
     # -- for subclasses
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        last = self.marked("ends")
-        return {
-            what.phase: (what, partial(self.ending if what in last else self.answering, method))
-            for what, method in self.marked("answers").items()
-            if not isinstance(what, str)
-        }
+        return _handlers(type(self))
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Describe this node, in a new session."""
@@ -237,24 +236,28 @@ class Client(GuardedNode, NumPyClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
         """Answer a message of Flower."""
-        session = str(config.get("session", ""))
+        if self.simulated:  # all that it remembers is in this process
+            return self._fit(parameters, config)
         with reported(self.context):  # the name of a session may be too long for a folder
-            file = None if self.simulated else self.state_path(session, ".context")
+            file = self.state_path(str(config.get("session", "")), ".context")
         with on_disk(self.context, file, config), self.ledger.held():
-            again = kept_answer(self.context, parameters, config)
-            if again is not None:
-                return again
-            reply = self._answer(parameters, config)
-            samples = config.get("samples", 0)
-            arrays, scalars = reply.arrays(), reply.scalars()
-            if self.sums is not None:
-                more, extra = attach(self.sums.replies)
-                self.sums.replies = []  # as large as the reply, and this client may live on
-                arrays, scalars = arrays + more, scalars | extra
-            answer = arrays, samples if isinstance(samples, int) else 0, scalars
-            if self.sums is not None and self.sums.ends:
-                keep_answer(self.context, (parameters, config), answer)
-            return answer
+            return self._fit(parameters, config)
+
+    def _fit(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> Answered:
+        again = kept_answer(self.context, parameters, config)
+        if again is not None:
+            return again
+        reply = self._answer(parameters, config)
+        samples = config.get("samples", 0)
+        arrays, scalars = reply.arrays(), reply.scalars()
+        if self.sums is not None:
+            more, extra = attach(self.sums.replies)
+            self.sums.replies = []  # as large as the reply, and this client may live on
+            arrays, scalars = arrays + more, scalars | extra
+        answer = arrays, samples if isinstance(samples, int) else 0, scalars
+        if self.sums is not None and self.sums.ends:
+            keep_answer(self.context, (parameters, config), answer)
+        return answer
 
     def to_client(self) -> FlowerClient:
         """Wrap this object for Flower; cached by type, as Flower makes a new class at each call."""
@@ -341,21 +344,28 @@ class Client(GuardedNode, NumPyClient):
             check_server(config, party=self.name)
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
             self._open_session(opening)
-            described = self._announce(opening, replied(self.describe, opening))
+            found: Any = _checked(self.describe(opening), self.describe)
+            described = self._announce(opening, found)
             self._keep_record()
             return described
-        handlers = {**self.handlers(), **{one.phase: (one, self._answer_sums) for one in _OF_SUMS}}
+        of_sums = _OF_SUMS.get(phase)
+        handlers: dict[str, tuple[Any, Any]] = (
+            {phase: (of_sums, self._answer_sums)} if of_sums else self.handlers()
+        )
         if phase not in handlers:
             raise ProtocolError(
                 f"{type(self).__name__} does not take part in phase {phase[:40]!r}",
                 code="FK-MESSAGE-PHASE",
             )
         message, handler = handlers[phase]
+        if isinstance(handler, str):
+            ends = handler in dict(_marks(type(self), "ends"))
+            handler = partial(self.ending if ends else self.answering, getattr(self, handler))
         self.record.begun = True
         self._request = request = message.unpack(parameters, config, party=_SERVER)
         self.partners = self.choose_partners(request)
         self.sums = self._open_sums(session, sections)
-        reply = replied(handler, request)
+        reply = _checked(handler(request), handler)
         with self.ledger.entering():  # all that the reply is about is on disk before it leaves
             self.enter_sums(session)
             if self.sums is not None:
@@ -400,10 +410,7 @@ class Client(GuardedNode, NumPyClient):
                 remedy="run the same release on both sides; start again, or resume",
                 code=missing.code,
             ) from None
-        if not isinstance(reply, PhaseMessage):
-            raise NoReplyError(method, reply)
-        number: dict[str, Any] = {"round": request.round}
-        return replace(reply, **number)
+        return _checked(reply, method).addressed(round=request.round)
 
     def _open_session(self, request: DescribeRequest) -> None:
         """Start with an empty state, or with the one saved for the round to resume from.
@@ -689,6 +696,12 @@ class Client(GuardedNode, NumPyClient):
         erase_state(self.context)
 
 
+def _checked(reply: object, handler: Callable[..., Any]) -> PhaseMessage:
+    if not isinstance(reply, PhaseMessage):
+        raise NoReplyError(handler, reply)
+    return reply
+
+
 @cache  # a client is made for every message
 def _marks(cls: Any, mark: str) -> tuple[tuple[str, Any], ...]:
     found = {
@@ -698,3 +711,9 @@ def _marks(cls: Any, mark: str) -> tuple[tuple[str, Any], ...]:
         if hasattr(method, mark)
     }
     return tuple(found.items())
+
+
+@cache
+def _handlers(cls: Any) -> dict[str, tuple[type[PhaseMessage], Handler]]:
+    marks = _marks(cls, "answers")
+    return {what.phase: (what, name) for name, what in marks if not isinstance(what, str)}

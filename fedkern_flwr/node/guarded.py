@@ -94,7 +94,7 @@ class GuardedNode:
         frozen: Places | None = None,
         **more: Any,
     ) -> None:
-        for name in take_out_of_client(type(self), more):
+        for name in take_out_of_client(type(self), more) if more else ():
             raise TypeError(f"{type(self).__name__} takes no argument {name!r}")
         self.context, self.record, self.kept = context, RunRecord(), self.state_class()
         self.policy, self.simulated = node_policy(policy, context), is_simulated(context)
@@ -119,7 +119,6 @@ class GuardedNode:
         self.state_dir = Path(state_dir) if state_dir is not None else None
         folder = None if self.simulated else self.state_dir
         self.ledger = NodeLedger(folder, self.partition, simulated=self.simulated)
-        self.forget_notes()
 
     def forget_notes(self) -> None:
         """Forget notes about rows when a new message arrives."""

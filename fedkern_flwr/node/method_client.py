@@ -14,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from ..alignment import AlignmentKey, check_alignment_key
 from ..checkpoint import make_private_folder, write_csv
 from ..errors import ProtocolError, SumError, TableError
+from ..exchange import Sum, split
 from ..guard import counting, refusal
 from ..guard.rows import OwnRows
 from ..secure_sum.membership import asked
-from ..steps import Sum, split
 from ..tables import take_frame
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
@@ -36,7 +36,7 @@ def contributes(what: Sum) -> Callable[[Answer], Answer]:
     Parameters
     ----------
     what : Sum
-        The sum, declared at module level, see :class:`~fedkern_flwr.steps.Sum`.
+        The sum, declared at module level, see :class:`~fedkern_flwr.exchange.Sum`.
 
     Raises
     ------

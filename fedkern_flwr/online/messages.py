@@ -12,6 +12,7 @@ network.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -592,3 +593,11 @@ class LocalReply(KernelReport, phase="online-local"):
     test_squared_error: float
     squared_errors: Floats = array("samples", dtype="float64")
     regrets: Floats = array("samples", dtype="float64")
+
+
+def ridge_scale(samples: int) -> float:
+    """Return the factor by which ridge sums of ``samples`` samples fill the bound of secure sums.
+
+    A power of two. Products of features and labels are at most 1; half of the bound is reserve.
+    """
+    return float(SUM_BOUND) / 2.0 ** (1 + math.ceil(math.log2(samples)))

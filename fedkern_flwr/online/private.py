@@ -149,7 +149,7 @@ def ridge_sum(request: Any, x: NDArray[Any], labels: Floats) -> Floats:
 def steadied(totals: Floats, features: int, deviation: float) -> Floats:
     """Remove the negative part of a noisy Phi^T Phi and add a lambda that suits the noise.
 
-    Lambda is half of ``deviation`` sqrt(p), as in :func:`fedkern_flwr.hybrid.fourier.regularize`.
+    Lambda is half of ``deviation`` sqrt(p), as in :func:`fedkern_flwr.hybrid.landmarks.regularize`.
     """
     gram, right = ridge.unpack(totals, features)
     values, vectors = np.linalg.eigh(gram)

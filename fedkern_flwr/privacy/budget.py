@@ -16,8 +16,14 @@ from typing import Any, Literal, get_args
 
 from ..errors import FedKernError, OptionError
 from ..plain_text import read_json
-from .accounting import Curve, epsilon_of, least_variance, skellam_curve
-from .noise import LEAST_VARIANCE, TOTAL_VARIATION
+from .accounting import (
+    LEAST_VARIANCE,
+    TOTAL_VARIATION,
+    Curve,
+    epsilon_of,
+    least_variance,
+    skellam_curve,
+)
 
 Unit = Literal["row", "party"]
 

@@ -1,4 +1,4 @@
-"""Compute weighted means of records as one vector that can be summed.
+"""Sum weighted means of records: the messages, and the vector of a reply.
 
 Flower's strategies average arrays and metrics of replies, weighted by one of the metrics. The
 vector of a reply is its weight w, then w times its metrics in ``SLOTS`` numbers, then w times its
@@ -20,6 +20,49 @@ from numpy.typing import NDArray
 from ..errors import OptionError, ProtocolError
 from ..plain_text import read_json
 from ..secure_sum.encoding import Encoding
+from ..wire.message import Message
+
+# -- messages: a request is added to what a strategy sends to the app, which never sees it
+
+
+class AverageRequest(Message, phase="average"):
+    """Request to train, and to add the weighted result to the sum of this exchange.
+
+    Attributes
+    ----------
+    round : int
+        Number of the exchange, from 1.
+    weighted_by : str
+        Metric that is the weight.
+    """
+
+    session: str
+    round: int
+    weighted_by: str
+
+
+class AverageReply(Message, phase="average"):
+    """Reply to a request; the masked vector is in a section.
+
+    ``layout`` has the names and lengths of the metrics as JSON; empty for a node that contributes
+    zeros.
+    """
+
+    long_texts = ("layout",)
+
+    round: int
+    layout: str
+
+
+class FiguresRequest(AverageRequest, phase="average-evaluate"):
+    """Request to evaluate, and to add the weighted metrics to the sum of this exchange."""
+
+
+class FiguresReply(AverageReply, phase="average-evaluate"):
+    """Reply to a request; the masked figures are in a section."""
+
+
+# -- the vector of a reply
 
 #: Numbers that the metrics of a reply may have, the weight not counted.
 SLOTS = 32

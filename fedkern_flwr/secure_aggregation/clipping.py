@@ -30,8 +30,13 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError
 from ..privacy import Budget, NoisySum, Release
-from ..privacy.accounting import check_accountant, epsilon_of, skellam_curve
-from ..privacy.noise import LEAST_VARIANCE, TOTAL_VARIATION
+from ..privacy.accounting import (
+    LEAST_VARIANCE,
+    TOTAL_VARIATION,
+    check_accountant,
+    epsilon_of,
+    skellam_curve,
+)
 from ..secure_sum.encoding import Encoding
 from ..secure_sum.membership import Cohort
 from . import averages

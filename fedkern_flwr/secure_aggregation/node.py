@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from ..errors import ProtocolError, RefusedError, TableError
 from ..exchange import SumSpec
+from ..failure import reported
 from ..flower_compat import copy_message
 from ..guard import counting, refusal
 from ..guard.rows import OwnRows
 from ..node.client import Client, answers, logger
-from ..node.failures import reported
 from ..node.sums import ClientSums
 from ..node_config import renew
 from ..privacy import Budget
@@ -25,7 +25,6 @@ from ..secure_sum.membership import asked
 from ..transport import CONFIG, PARAMETERS, reply_content
 from ..wire import DescribeReply, DescribeRequest, columns_digest
 from . import averages
-from . import messages as wire
 from .clipping import Clip, flatten
 
 App = Callable[[Message, Context], Message]
@@ -163,8 +162,8 @@ class AveragingClient(Client):
         parts = [part for part in (learned, tests) if part]
         return OwnRows(parts=parts, learned=len(learned[0]) if learned else 0)
 
-    @answers(wire.AverageRequest)
-    def train(self, request: wire.AverageRequest) -> wire.AverageReply:
+    @answers(averages.AverageRequest)
+    def train(self, request: averages.AverageRequest) -> averages.AverageReply:
         """Let the app train; contribute its arrays and metrics."""
         records = self._records()
         sent, name = averages.sent_arrays(records), averages.sum_name(records)
@@ -173,11 +172,11 @@ class AveragingClient(Client):
         sums, most = self._check(request, name, 0, averages.vector_length(sent))
         vector, layout = self._ask_app(sent, most)
         sums.contribute(name, vector, overwrite=True)
-        return wire.AverageReply(round=request.round, layout=layout)
+        return averages.AverageReply(round=request.round, layout=layout)
 
     def _train_clipped(
-        self, request: wire.AverageRequest, sent: ArrayRecord, name: str, clip: Clip
-    ) -> wire.AverageReply:
+        self, request: averages.AverageRequest, sent: ArrayRecord, name: str, clip: Clip
+    ) -> averages.AverageReply:
         """Let the app train; contribute its clipped update, and noise."""
         sums, budget, before = self._sums_of(request, name), self.budget, flatten(sent)
         assert budget is not None
@@ -197,10 +196,10 @@ class AveragingClient(Client):
             after = averages.returned_arrays(self._app_answer(), sent)
         question = asked(str(request.round), before)
         sums.contribute(name, clip.shorten(after - before), release=question)
-        return wire.AverageReply(round=request.round, layout="")
+        return averages.AverageReply(round=request.round, layout="")
 
-    @answers(wire.FiguresRequest)
-    def evaluate_app(self, request: wire.FiguresRequest) -> wire.FiguresReply:
+    @answers(averages.FiguresRequest)
+    def evaluate_app(self, request: averages.FiguresRequest) -> averages.FiguresReply:
         """Let the app evaluate; contribute its metrics, or zeros if they may not be reported."""
         name = averages.sum_name(self._records(), request.round)
         length = averages.vector_length(ArrayRecord())
@@ -219,12 +218,12 @@ class AveragingClient(Client):
                 logger.warning("%s", error)
                 vector = np.zeros(length)
         sums.contribute(name, vector)
-        return wire.FiguresReply(round=request.round, layout=layout)
+        return averages.FiguresReply(round=request.round, layout=layout)
 
     # -- pieces
 
     def _check(
-        self, request: wire.AverageRequest, name: str, place: int, length: int
+        self, request: averages.AverageRequest, name: str, place: int, length: int
     ) -> tuple[ClientSums, int]:
         """Check a sum; return the number of examples of the largest node.
 
@@ -244,7 +243,7 @@ class AveragingClient(Client):
         sums.check(spec)
         return sums, most
 
-    def _sums_of(self, request: wire.AverageRequest, name: str) -> ClientSums:
+    def _sums_of(self, request: averages.AverageRequest, name: str) -> ClientSums:
         if self.sums is None:
             raise refusal("the run sums in plain", self.name, code="FK-ORDER-PLAIN")
         if request.weighted_by != self.weighted_by:

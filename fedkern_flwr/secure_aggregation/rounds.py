@@ -17,7 +17,6 @@ from ..privacy import Release
 from ..secure_sum import RunningSum, SecureSum
 from ..transport import CONFIG, REPLY, Outcome, read_reply, request_messages
 from . import averages
-from . import messages as wire
 from .clipping import NoisyMeans
 
 
@@ -102,7 +101,7 @@ class Averages:
         running = self._sums.order(
             SumSpec(name=name, encoding=code, length=length, self_masks=True)
         )
-        request_class = wire.AverageRequest if training else wire.FiguresRequest
+        request_class = averages.AverageRequest if training else averages.FiguresRequest
         request = request_class(
             session=self.nodes.session, round=self._step, weighted_by=self.weighted_by
         )
@@ -115,7 +114,7 @@ class Averages:
             number=self._step,
             required=0,
         )
-        self._read(outcome, wire.AverageReply if training else wire.FiguresReply)
+        self._read(outcome, averages.AverageReply if training else averages.FiguresReply)
         found = self._mean(grid, running, arrays, timeout, training, release)
         if found is None:
             return []
@@ -188,7 +187,7 @@ class Averages:
         return kind == "train"
 
     def _address(
-        self, request: wire.AverageRequest, messages: list[Message], running: RunningSum
+        self, request: averages.AverageRequest, messages: list[Message], running: RunningSum
     ) -> list[Message]:
         asked = {message.metadata.dst_node_id: message for message in messages}
         sections = self.nodes.sections([running])
@@ -208,7 +207,7 @@ class Averages:
             )
         return out
 
-    def _read(self, outcome: Outcome, reply: type[wire.AverageReply]) -> None:
+    def _read(self, outcome: Outcome, reply: type[averages.AverageReply]) -> None:
         for message in self.nodes.in_order(outcome):
             node = message.metadata.src_node_id
             try:
@@ -258,7 +257,7 @@ class Averages:
         self._lost += training
         if self._lost >= self.nodes.max_missed:
             lost = f"{self._lost} rounds in a row are lost: {problem}"
-            raise self.nodes.broken(lost, wire.AverageRequest.phase) from None
+            raise self.nodes.broken(lost, averages.AverageRequest.phase) from None
 
     def _check_layout(self, node: int, message: Message) -> None:
         layout = message.content.get(REPLY, ConfigRecord()).get("layout")

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from numpy.typing import NDArray
 
 from ..errors import OptionError, SumError
+from ..privacy.accounting import LEAST_VARIANCE, MOST_VARIANCE, reach
 from ..privacy.budget import NoisySum
-from ..privacy.noise import LEAST_VARIANCE, MOST_VARIANCE, reach
 from ..threads import processors as _processors
 from ..wire.sums import Order
 

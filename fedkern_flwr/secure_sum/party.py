@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from ..errors import RefusedError, SumError, refusal
-from ..privacy.noise import skellam
+from ..privacy.accounting import skellam
 from ..wire import sums as wire
 from ..wire.sums import Ballot, Order, SumSection, Unmask
 from . import crypto

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..exchange import SumSpec, one_party
 from ..secure_sum import Encoding
-from ..table_parties import TableReply
+from ..wire.describe import TableReply
 from ..wire.message import Message, array
 
 Floats = NDArray[Any]

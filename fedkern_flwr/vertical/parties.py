@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..alignment import Hashes, Positions, count_duplicates, find_rows
 from ..errors import CohortError, OptionError, ProtocolError, SmallCohortError, TableError
-from ..table_parties import check_labels, check_tables, misfit
+from ..wire.describe import check_labels, check_tables, misfit
 from .messages import VerticalDescribeReply
 
 logger = logging.getLogger("fedkern_flwr")

@@ -147,6 +147,12 @@ def _layout(cls: Any) -> tuple[tuple[_ArrayField, ...], tuple[tuple[str, type], 
     return arrays, scalars
 
 
+@cache
+def _pinned(cls: Any) -> tuple[tuple[str, str], ...]:
+    own = ((kind.__name__, vars(kind).get("pinned", ())) for kind in cls.__mro__)
+    return tuple((f"{kind}.{name}", name) for kind, names in own for name in names)
+
+
 @dataclass(frozen=True)
 class PhaseMessage:
     """Base class of all requests and replies."""
@@ -164,11 +170,7 @@ class PhaseMessage:
 
         Requests that inherit a field from one class share its value.
         """
-        return {
-            f"{kind.__name__}.{name}": getattr(self, name)
-            for kind in type(self).__mro__
-            for name in vars(kind).get("pinned", ())
-        }
+        return {label: getattr(self, name) for label, name in _pinned(cast(Any, type(self)))}
 
     def __post_init__(self) -> None:
         """Check types, dtypes and common sizes of a new message."""
@@ -188,6 +190,12 @@ class PhaseMessage:
                     _check_layout(declared, value, sizes)
         except _Broken as broken:
             raise TypeError(f"{type(self).__name__}: {broken}") from None
+
+    def addressed(self, **known: Any) -> Self:
+        """Return a copy with these values, checked before, of the fields that it has."""
+        twin, own = object.__new__(type(self)), vars(self)
+        vars(twin).update(own | {name: known[name] for name in known.keys() & own.keys()})
+        return twin
 
     def arrays(self) -> Arrays:
         out: Arrays = []

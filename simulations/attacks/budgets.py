@@ -37,8 +37,8 @@ from scipy.stats import beta, norm
 
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.exchange import SumSpec
-from fedkern_flwr.groups.gradients import GRADIENT_SUM, gradient, public_coordinates, shortened
-from fedkern_flwr.hybrid import fourier
+from fedkern_flwr.groups.linear_model import GRADIENT_SUM, gradient, public_coordinates, shortened
+from fedkern_flwr.hybrid import landmarks
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.judging.figures import OUTCOMES
 from fedkern_flwr.kernel_pca import moments
@@ -48,7 +48,7 @@ from fedkern_flwr.online.messages import UPDATE_SUM
 from fedkern_flwr.privacy import Release
 from fedkern_flwr.privacy.budget import Unit
 from fedkern_flwr.secure_sum import Encoding, Party, PartyState, SecureSum
-from fedkern_flwr.solvers.equations import pack_equations
+from fedkern_flwr.solvers.least_squares import pack_equations
 from fedkern_flwr.wire.message import Section, attach, detach
 from fedkern_flwr.wire.sums import Order, Unmask, Upload
 
@@ -531,8 +531,8 @@ def _fed_cg(record: Record, parties: int, *, held_out: bool = False, **budget: A
 
 def _equations(record: Record) -> Floats:
     x, y = record
-    drawn = fourier.draw_block(_BLOCK_SEED, _PAIRS, WIDTH, "rbf", _GAMMA)
-    z = fourier.features(fourier.block_phases(x[None], drawn))
+    drawn = landmarks.draw_block(_BLOCK_SEED, _PAIRS, WIDTH, "rbf", _GAMMA)
+    z = landmarks.fourier_features(landmarks.block_phases(x[None], drawn))
     return pack_equations(z.T @ z, z.T * y * _LABELS)
 
 

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import FedKernError
-from fedkern_flwr.failure import mark_error
+from fedkern_flwr.failure import describe_raised, mark_error
 from fedkern_flwr.flower_compat import (
     CLIENT_RAISED,
     config_record,
@@ -35,7 +35,6 @@ from fedkern_flwr.flower_compat import (
 from fedkern_flwr.flower_compat import Client as FlowerClient
 from fedkern_flwr.guard.policy import SIMULATION
 from fedkern_flwr.node.client import Client
-from fedkern_flwr.node.failures import describe_raised
 from fedkern_flwr.transport import CONFIG, PARAMETERS, REPLY, UPLOADS, payload_bytes
 from fedkern_flwr.wire.message import array_record, read_arrays
 

@@ -12,8 +12,13 @@ from numpy.typing import NDArray
 from scipy import linalg
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.hybrid.fourier import draw_block
-from fedkern_flwr.hybrid.landmarks import draw_landmarks, moment_sums, public_seed, read_moments
+from fedkern_flwr.hybrid.landmarks import (
+    draw_block,
+    draw_landmarks,
+    moment_sums,
+    public_seed,
+    read_moments,
+)
 from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
 from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes

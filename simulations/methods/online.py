@@ -17,8 +17,7 @@ from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.kernels.random_features import FeatureMap
 from fedkern_flwr.online import network
-from fedkern_flwr.online.drift import recent_errors, rises
-from fedkern_flwr.online.learning import current_weights
+from fedkern_flwr.online.learning import current_weights, recent_errors, rises
 from fedkern_flwr.options import at_least
 from fedkern_flwr.reporting import whether_converged
 from fedkern_flwr.scaling import Scaling

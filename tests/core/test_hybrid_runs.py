@@ -21,7 +21,7 @@ from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.fed_cg_kernel import HospitalKernel, KernelRows, RunState
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.hybrid import fourier
+from fedkern_flwr.hybrid.landmarks import block_phases, draw_block, fourier_features
 from fedkern_flwr.kernels.product import kernel_from_distances, partial_distances
 from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.simulations import Fault, Transcript
@@ -308,8 +308,8 @@ def noisy(nodes: Parties, more: Table | None = None, **options: Any) -> FedCG:
 @pytest.mark.parametrize("kernel", ["rbf", "laplacian"])
 def test_features_estimate_the_kernel_and_have_length_one(kernel: Any) -> None:
     x = side(30, 4)[0]
-    drawn = fourier.draw_block(bytes(32), 20_000, 4, kernel, GAMMA)
-    z = fourier.features(fourier.block_phases(x, drawn))
+    drawn = draw_block(bytes(32), 20_000, 4, kernel, GAMMA)
+    z = fourier_features(block_phases(x, drawn))
     assert np.allclose((z**2).sum(1), 1.0)
     exact = kernel_from_distances(partial_distances(x, x, kernel), np.array([GAMMA]))
     assert np.abs(z @ z.T - exact).max() < 6.0 / math.sqrt(20_000)

@@ -28,7 +28,7 @@ from fedkern_flwr.judging.figures import (
     places_of,
 )
 from fedkern_flwr.labels import decide, encode_classes
-from fedkern_flwr.online.drift import message_errors, recent_errors, rises
+from fedkern_flwr.online.learning import message_errors, recent_errors, rises
 from fedkern_flwr.simulations.attacks import held_out
 
 Floats = NDArray[np.float64]

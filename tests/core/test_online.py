@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedkern_flwr.clients.pof_mkl_samples import StreamAccount
 from fedkern_flwr.clients.pof_rls import learn_samples
-from fedkern_flwr.online import learning, ridge, ridge_plan
+from fedkern_flwr.online import learning, ridge
 from fedkern_flwr.online.learning import Hedge
 from fedkern_flwr.online.messages import RidgeRequest
 from fedkern_flwr.online.network import plan_layers, project
@@ -307,7 +307,7 @@ def test_no_message_of_a_plan_releases_more_numbers_than_it_has_unknowns(
     """Nor than its budget has, up and down."""
     (kernels, features), (up, down) = many, most
     sizes = {"columns": columns, "kernels": kernels, "features": features, "fixed": 0}
-    plan = ridge_plan.plan(samples, unknowns, given=given, **sizes, up=up, down=down)
+    plan = ridge.plan(samples, unknowns, given=given, **sizes, up=up, down=down)
     raw = ridge.numbers(columns) if columns else 0
     lengths = np.diff([0, *plan.stops])
     assert lengths.sum() == samples

@@ -24,7 +24,7 @@ from zoo import fit
 from fedkern_flwr import nodes as server
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient, SVMClient
 from fedkern_flwr.errors import FedKernError
-from fedkern_flwr.groups import gradients
+from fedkern_flwr.groups import linear_model
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import ridge
@@ -480,8 +480,8 @@ def test_one_row_moves_a_gradient_no_farther_than_is_charged(kind: Any, outputs:
     """Whatever the model, the row (far outside of [0, 1] too) and its label."""
     rng, farthest = np.random.default_rng(0), 0.0
     about: Any = {"outputs": outputs, "width": 6, "rows": [20, 20], "iterations": 3}
-    planned = gradients.gradient_release(Budget(1.0), **about)
-    unit, coordinates = 2.0**-planned.noise.fraction, gradients.public_coordinates(5, 0)
+    planned = linear_model.gradient_release(Budget(1.0), **about)
+    unit, coordinates = 2.0**-planned.noise.fraction, linear_model.public_coordinates(5, 0)
     for scale in np.geomspace(0.01, 100.0, 300):
         model = scale * rng.standard_normal((outputs, 6))
         x, y = rng.uniform(-scale, scale, (20, 5)), rng.choice([-1.0, 1.0], (20, outputs))
@@ -491,25 +491,25 @@ def test_one_row_moves_a_gradient_no_farther_than_is_charged(kind: Any, outputs:
             other[0] = rng.uniform(-scale, scale, 5)
         found = []
         for a, b in ((x, y), (other, labels)):
-            rows = gradients.shortened(coordinates.rows(a))
-            found.append(np.rint(gradients.gradient(kind, rows, b, model) / unit))
+            rows = linear_model.shortened(coordinates.rows(a))
+            found.append(np.rint(linear_model.gradient(kind, rows, b, model) / unit))
         farthest = max(farthest, float(np.linalg.norm((found[0] - found[1]).ravel())) * unit)
     assert farthest <= planned.sensitivity
     assert farthest > (0.4 if kind == "logistic" else 0.6) * planned.sensitivity
 
 
 def test_the_public_coordinates_hold_columns_between_0_and_1_as_they_are() -> None:
-    rows = gradients.public_coordinates(8, 0).rows(X)
-    assert np.array_equal(gradients.shortened(rows), rows)
+    rows = linear_model.public_coordinates(8, 0).rows(X)
+    assert np.array_equal(linear_model.shortened(rows), rows)
     assert np.linalg.norm(rows, axis=1).max() <= math.sqrt(2.0)
 
 
 def test_with_much_budget_it_is_nearly_the_machine_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "ITERATIONS", 30)
+    monkeypatch.setattr(linear_model, "ITERATIONS", 30)
     best = LogisticRegression().fit(X[:300], Y[:300]).score(X[300:], Y[300:])
     for options, rounds in (({"model": "linear"}, 20), ({"model": "rbf", "features": 20}, None)):
         made = run(strategy(privacy_epsilon=12.0, **options), rounds)
-        assert made.num_rounds == (rounds or gradients.ITERATIONS)
+        assert made.num_rounds == (rounds or linear_model.ITERATIONS)
         right = float(np.mean(made.predict(X[300:]) == (Y[300:] > 0)))
         assert right > best - 0.08
         assert made.metrics_["test_accuracy"] == pytest.approx(right, abs=0.15)
@@ -525,7 +525,7 @@ def test_with_next_to_no_budget_it_ends() -> None:
 def test_a_budget_for_parties_is_for_all_their_rows() -> None:
     about: Any = {"outputs": 1, "width": 9, "rows": [60, 40], "iterations": 5}
     rows, whole = (
-        gradients.gradient_release(Budget(1.0, unit=unit), **about) for unit in ("row", "party")
+        linear_model.gradient_release(Budget(1.0, unit=unit), **about) for unit in ("row", "party")
     )
     ratio = whole.noise.deviation(2) / rows.noise.deviation(2)
     assert ratio == pytest.approx(60 * math.sqrt(2.0), rel=0.05)  # and counts of a party
@@ -557,6 +557,6 @@ def test_models_for_which_rows_overflow_are_answered_whatever_the_rows() -> None
     for kind in ("hinge", "logistic"):
         for scale in (1e300, 1.7e308):
             model = scale * rng.choice([-1.0, 1.0], (1, 65))
-            rows = gradients.public_coordinates(64, 0).rows(rng.choice([0.0, 1.0], (400, 64)))
-            found = gradients.gradient(kind, gradients.shortened(rows), Y[:, None], model)  # type: ignore[arg-type]
+            rows = linear_model.public_coordinates(64, 0).rows(rng.choice([0.0, 1.0], (400, 64)))
+            found = linear_model.gradient(kind, linear_model.shortened(rows), Y[:, None], model)  # type: ignore[arg-type]
             assert np.abs(found).max() <= len(rows)

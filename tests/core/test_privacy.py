@@ -32,11 +32,9 @@ from fedkern_flwr.kernel_pca import REST_SENSITIVITY, SENSITIVITY, moments
 from fedkern_flwr.kernels.product import features_of
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.private import Times, ridge_release, ridge_sum, update_release
-from fedkern_flwr.privacy import Budget, noise, plan_release, skellam
-from fedkern_flwr.privacy import accounting as sensitivity
-from fedkern_flwr.privacy.accounting import ORDERS, epsilon_of, skellam_curve
+from fedkern_flwr.privacy import Budget, accounting, plan_release, skellam
+from fedkern_flwr.privacy.accounting import ORDERS, bessel, epsilon_of, reach, skellam_curve
 from fedkern_flwr.privacy.budget import plan_sum
-from fedkern_flwr.privacy.noise import bessel, reach
 from fedkern_flwr.secure_aggregation.averages import TRAIN_SUM
 from fedkern_flwr.secure_aggregation.clipping import Clip, NoisyMeans
 from fedkern_flwr.simulations.attacks import budgets
@@ -68,7 +66,7 @@ VARIANCES = [1 << 16, 123_457, 1 << 22]
 
 def law(variance):
     """P(abs(X) <= k) of the sampler as fractions."""
-    upper, lower = noise._thresholds(variance)
+    upper, lower = accounting._thresholds(variance)
     return [Fraction((int(u) << 64) + int(w), 1 << 127) for u, w in zip(upper, lower, strict=True)]
 
 
@@ -118,13 +116,13 @@ class FixedStream:
 @pytest.mark.promise("noise-law")
 @pytest.mark.parametrize("place", [0, 1, 17, 300])
 def test_a_tie_is_decided_by_further_bits_and_the_tail_is_counted_to_its_end(place):
-    upper, lower = noise._thresholds(1 << 16)
+    upper, lower = accounting._thresholds(1 << 16)
     words = np.array([upper[place] * 2, upper[place] * 2 + 1], np.uint64)
     low, high = FixedStream(int(lower[place]) - 1), FixedStream(int(lower[place]))
-    assert noise._draw(words, upper, lower, low).tolist() == [place, -place]
-    assert noise._draw(words, upper, lower, high).tolist() == [place + 1, -place - 1]
+    assert accounting._draw(words, upper, lower, low).tolist() == [place, -place]
+    assert accounting._draw(words, upper, lower, high).tolist() == [place + 1, -place - 1]
     last = np.array([(1 << 64) - 2], np.uint64)
-    (draw,) = noise._draw(last, upper, lower, FixedStream((1 << 64) - 1))
+    (draw,) = accounting._draw(last, upper, lower, FixedStream((1 << 64) - 1))
     assert draw == len(upper) <= reach(1 << 16)
     weights = bessel(1 << 16)
     beyond = Fraction(2 * sum(weights[len(upper) + 1 :]), weights[0] + 2 * sum(weights[1:]))
@@ -280,7 +278,7 @@ def test_the_sensitivity_of_ridge_is_attained(pairs, bound):
     u, v = np.hstack([np.cos(phases), np.sin(phases)]) / math.sqrt(pairs)
     moved = (np.outer(u, u) - np.outer(v, v))[np.triu_indices(2 * pairs)]
     found = math.hypot(np.linalg.norm(moved), np.linalg.norm(bound * (u + v)))
-    assert found == pytest.approx(sensitivity.ridge(2 * pairs, bound))
+    assert found == pytest.approx(accounting.ridge(2 * pairs, bound))
 
 
 #: What every request for gradients says of features, and of whom a sum is.

@@ -21,18 +21,16 @@ from fedkern_flwr.solvers.conjugate_gradient import (
     NystromPreconditioner,
     probe_vectors,
 )
-from fedkern_flwr.solvers.equations import (
-    Equations,
-    equations_length,
-    pack_equations,
-    tuning_length,
-    unpack_equations,
-)
 from fedkern_flwr.solvers.least_squares import (
+    Equations,
     check_regularization,
     choose,
+    equations_length,
+    pack_equations,
     regularized,
     solve_equations,
+    tuning_length,
+    unpack_equations,
     widths_around,
 )
 from fedkern_flwr.solvers.losses import LOSSES, Loss, loss_curvatures, loss_derivatives, loss_values

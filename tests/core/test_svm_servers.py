@@ -15,7 +15,7 @@ from svm_groups import GROUPS, USERS, Network, Open, check_optimum, delays, hits
 from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.node.sums import ClientSums
-from fedkern_flwr.overlap import Overlap
+from fedkern_flwr.nodes import Overlap
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault

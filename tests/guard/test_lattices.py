@@ -14,7 +14,8 @@ from refusals import refused
 
 from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.online import ridge, ridge_plan
+from fedkern_flwr.online import ridge
+from fedkern_flwr.online.messages import ridge_scale
 from fedkern_flwr.secure_sum.membership import default_threshold
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import POFRLS
@@ -109,7 +110,7 @@ def test_no_row_of_whole_numbers_is_in_the_sums_of_a_planned_window() -> None:
         clients = w - 2  # fewer rows than columns
         hidden = default_threshold(clients) - 1
         sizes = {"columns": w, "kernels": 0, "features": 0, "fixed": 0}
-        plan = ridge_plan.plan(60, 1e9, given=None, hidden=hidden, **sizes)
+        plan = ridge.plan(60, 1e9, given=None, hidden=hidden, **sizes)
         samples = plan.stops[0]
         assert hidden * samples >= 2 * w
         table = np.random.default_rng(seed).integers(0, values, (samples, clients, w - 1))
@@ -126,7 +127,7 @@ class Seen(POFRLS):
         if self.request_.round == 1:
             raw = total[: ridge.numbers(COLUMNS + 1) - COLUMNS - 1]
             triangle = np.zeros((COLUMNS + 1, COLUMNS + 1))
-            triangle[np.triu_indices(COLUMNS + 1)] = raw / ridge_plan.scale(self.request_.samples)
+            triangle[np.triu_indices(COLUMNS + 1)] = raw / ridge_scale(self.request_.samples)
             units = np.append(np.full(COLUMNS, UNIT), 1.0)
             gram = (triangle + np.triu(triangle, 1).T) * np.outer(units, units)
             self.rows_ = exposed_rows(np.rint(gram).astype(np.int64))

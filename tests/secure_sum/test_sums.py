@@ -31,7 +31,7 @@ import fedkern_flwr.node.sums as client_sums
 from fedkern_flwr import secure_sum
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.privacy import NoisySum
-from fedkern_flwr.privacy.noise import reach
+from fedkern_flwr.privacy.accounting import reach
 from fedkern_flwr.secure_sum import CIPHERS, Encoding, PartyState, add_streams
 from fedkern_flwr.secure_sum import membership as graph
 from fedkern_flwr.secure_sum import party as party_module
