@@ -37,7 +37,7 @@ from fedkern_flwr.simulations.lab.references.papers import svm_columns_paper, sv
 from fedkern_flwr.simulations.methods.gram import GramSettings, choose_machine
 from fedkern_flwr.simulations.methods.groups import HierarchicalData, HierarchicalSettings
 from fedkern_flwr.simulations.methods.hybrid import HybridSettings
-from fedkern_flwr.simulations.methods.online_data import DataSettings
+from fedkern_flwr.simulations.methods.online import DataSettings
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.methods.registry import family_with
 from fedkern_flwr.simulations.methods.vertical import VerticalSettings
