@@ -291,6 +291,10 @@ def test_no_fold_has_fewer_rows_than_its_nodes_allow(serve: Serve) -> None:
         least, by = {name: limits[k]}, (three, gcv)[k]
         policy = NodePolicy.of_simulations(allow_small_sums=True, **least)
         assert serve(tables, policy=policy).learn(tune="auto").tuned_["by"] == by
+        usual = NodePolicy.of_simulations(allow_small_sums=True)
+        strict = [{**table, "policy": usual} for table in tables]
+        strict[0]["policy"] = policy  # one hospital alone has the limit
+        assert serve(strict).learn(tune="auto").tuned_["by"] == by
 
 
 # -- Fourier features and noise

@@ -342,6 +342,9 @@ def random_features(found: Any) -> Pairs:
     test = [ids.index(i) for i in first["ids_test"]]
     y = signs(first["y"][known], first.get("classes"))
     w = balanced(first["y"][known]) if strategy.class_weight else np.ones(len(train))
+    if "weights" in first:
+        w = w * first["weights"][known]
+        w = w / w.mean()
     if strategy.chosen_loss == "square":
         z, y = z, y / first.get("label_bound", 1.0)
         if strategy.has_intercept:

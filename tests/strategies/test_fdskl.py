@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pooled import KEY, batch_of, doubly_stochastic, joint, outputs, run_order
+from pooled import (
+    KEY,
+    batch_of,
+    doubly_stochastic,
+    joint,
+    outputs,
+    random_features,
+    run_order,
+)
 from refusals import refused, refuses
 from zoo import WAYS, Found, Table, Way, columns_of_parties, fit
 
@@ -110,6 +118,18 @@ def test_streaming_ends_with_a_solution_on_the_phases_at_hand() -> None:
     np.testing.assert_allclose(outputs(found, tests), expected, atol=1e-6)
     assert found.strategy.upto_ == {0: count}
     assert found.strategy.ledger_.exchanges == stepped.strategy.ledger_.exchanges
+
+
+def test_weights_are_those_of_their_rows() -> None:
+    """Though some rows before them have no label."""
+    made = way(loss="square")
+    tables = made.tables()
+    rows = len(tables[0]["y"])
+    tables[0]["y"][: rows // 5] = np.nan
+    tables[0]["weights"] = np.linspace(0.2, 3.0, rows)
+    found = fit(replace(made, tables=lambda: tables))
+    ((got, expected),) = random_features(found)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("actives", [1, 2])

@@ -250,7 +250,10 @@ def test_everybody_gets_the_whole_kernel_and_no_metric_of_a_user_is_seen(network
 
 
 @pytest.mark.promise("gram-lambda")
-@pytest.mark.parametrize(("sizes", "steps"), [((9, 6, 3), 2.0 * 15 / 18), ((9, 4, 4), 0.0)])
+@pytest.mark.parametrize(
+    ("sizes", "steps"),
+    [((9, 6, 3), 2.0 * 15 / 18), ((9, 4, 3), 0.0), ((8, 6, 6, 4), 2.0 * 20 / 24)],
+)
 def test_a_lambda_is_told_of_two_nodes_with_enough_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], steps: float
 ) -> None:
@@ -268,6 +271,12 @@ def test_a_lambda_is_told_of_two_nodes_with_enough_users(
     strategy = network.learn(**ease, regularization=None)
     mean = 200.0 * STEP**steps
     assert strategy.tuned_["regularization"] == pytest.approx(mean, rel=1e-9)
+    if sizes[-1] == 4:  # the last of four is lost: its users have no part in the mean
+        lost = network.learn(
+            **ease, regularization=None, faults=away([3], "gram-recommend", "error")
+        )
+        assert lost.judged_ == [0, 1, 2]
+        assert lost.tuned_["regularization"] == pytest.approx(200.0 * STEP**2.0, rel=1e-9)
     again = FedCFK.of_model(strategy.model()[1])
     assert again.regularization_ == strategy.regularization_
     given = network.learn(**ease, regularization=3.0)

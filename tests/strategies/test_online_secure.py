@@ -309,6 +309,22 @@ def test_rounds_that_were_answered_are_lost_not_repeated(tmp_path: Path) -> None
     assert second.metrics_["mse"] > 0
 
 
+def test_a_checkpoint_does_not_wait_for_a_client_that_is_left_out(tmp_path: Path) -> None:
+    def cut(done: int, total: int, metrics: Any) -> None:
+        if done == 7:
+            raise PowerCutError
+
+    made = sites("pof-mkl batches", 5)
+    options = {**WAYS["pof-mkl, secure"].options, "threshold": 4, "max_missed": 2}
+    options |= {"checkpoint": tmp_path / "c.npz", "checkpoint_every": 1}
+    first, second = Watching(**options), Watching(**options, resume=True)
+    first.on_round = cut
+    raises(PowerCutError, made.fit, faults=FaultPlan(always(AWAY, UPLOAD)), strategy=first)
+    assert first.left_out_ == [1]
+    made.fit(strategy=second)
+    assert [row["survivors"] for row in second.history_][:6] == [4] * 6
+
+
 @pytest.mark.parametrize("name", ["pof-mkl", "per-fed-avg"])
 def test_held_out_rows_are_evaluated_once(name: str, tmp_path: Path) -> None:
     made, options = sites(name, 5, held=3), {"secure": True, "checkpoint": tmp_path / "c.npz"}
