@@ -446,7 +446,9 @@ class VerticalKernelClient(TableClient):
                 if known[span].max() > first:
                     here = here[np.arange(first, upto) >= known[span][:, None]]
                 self.note_rows(f"phases/{owner}", self.places(rows[span]), each=True)
-                sums.contribute(name, here.reshape(-1), overwrite=True)
+                given = (omega, offsets, x[span], known[span], np.array([first, upto]))
+                told = hashlib.sha256(b"".join(map(np.ndarray.tobytes, given))).digest()
+                sums.contribute(name, here.reshape(-1), overwrite=True, told=told)
 
     def _take_delivered(self, request: wire.VerticalRequest) -> None:
         kept, settings, delivered = self.kept, self.kept.settings, self._delivered

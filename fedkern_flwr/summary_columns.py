@@ -211,7 +211,7 @@ def _public_column(name: str, given: Any, holders: tuple[int, ...]) -> Column:
         elif kinds == {str}:
             return Column(name, "category", holders, tuple(given))
         low, high = map(float, ends)
-        if not (kinds and -np.inf < low < high < np.inf):
+        if not (kinds and -np.inf < low < high < np.inf and high - low < np.inf):
             raise ValueError
     except (ValueError, TypeError):
         raise OptionError(

@@ -498,7 +498,13 @@ def _ranked_date(name: str, facts: NumberFacts) -> Date:
     for part, low, high in zip(PARTS[1:], (0.0, 1.0, 0.0), (6.0, 12.0, 0.0), strict=True):
         middle = (low + high) / 2.0  # of hours there is one: bounds are whole days
         own = replace(
-            facts, least=low, median=middle, greatest=high, mean=middle, knots=(low, high)
+            facts,
+            least=low,
+            median=middle,
+            greatest=high,
+            mean=middle,
+            knots=(low, high),
+            deviation=(high - low) / 12.0**0.5,  # of equally frequent ones
         )
         parts.append(Ranked.of(f"{name}[{part}]", own, "range", "encode"))
     return Date(name, "encode", 0.0, tuple(parts))
@@ -553,12 +559,14 @@ def _smooth(edges: Floats, below: Floats) -> tuple[Floats, Floats]:
     """
     from scipy.interpolate import CubicHermiteSpline, CubicSpline  # as nodes need neither
 
-    mean = np.diff(below) / np.diff(edges)
+    low, width = edges[0], edges[-1] - edges[0]
+    at = (edges - low) / width  # slopes in units of the column may overflow
+    mean = np.diff(below) / np.diff(at)
     most = 3.0 * np.minimum(np.append(mean[0], mean), np.append(mean, mean[-1]))
-    slope = np.clip(CubicSpline(edges, below, bc_type="natural")(edges, 1), 0.0, most)
+    slope = np.clip(CubicSpline(at, below, bc_type="natural")(at, 1), 0.0, most)
     places = np.arange(_FINE * len(mean) + 1.0) / _FINE
-    values = np.interp(places, np.arange(len(edges)), edges)
-    return np.asarray(CubicHermiteSpline(edges, below, slope)(values)), values
+    values = np.interp(places, np.arange(len(at)), at)
+    return np.asarray(CubicHermiteSpline(at, below, slope)(values)), low + width * values
 
 
 def _rank_error(bins: Floats, p: float, n: float, sigma: float) -> float:

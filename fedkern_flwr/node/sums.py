@@ -211,11 +211,13 @@ class ClientSums:
         overwrite: bool = False,
         release: str = "",
         common: bytes = b"",
+        told: bytes = b"",
     ) -> None:
         """Add this client's vector to the sum of that name.
 
         With ``overwrite`` its memory may be reused. ``release`` names the public inputs of a sum
-        with noise. ``common`` is a digest of what all parties must agree on without the server.
+        with noise. ``common`` is a digest of what all parties must agree on without the server,
+        ``told`` one of what determines the values, whatever their encoding (default: of these).
 
         Raises
         ------
@@ -224,7 +226,7 @@ class ClientSums:
         RefusedError
             The values do not fit the declaration; only the log says why.
         """
-        order, told = self.order(name), digest_of(values)
+        order, told = self.order(name), told or digest_of(values)
         self.contributed.append(order)
         self.values[name] = hashlib.sha256(self.question().encode() + b"/" + told).digest()
         self._add(order, values, release, told=told, overwrite=overwrite, common=common)

@@ -182,7 +182,8 @@ class Problem:
         inverses, pairs = list[Inverse](), list[Pair]()
         best, since, last = np.inf, _PATIENCE, np.inf
         for _ in range(steps):
-            if since == _PATIENCE:
+            renewed = since == _PATIENCE
+            if renewed:
                 inverses = self._inverses(known, f, left, regularization)
                 # a shared inverse is still corrected by what is known of each output
                 pairs = pairs if len(set(map(id, inverses))) < len(left) else []
@@ -191,7 +192,12 @@ class Problem:
             promised = np.sqrt(np.maximum(0.0, -(direction * slope).sum(axis=0)))
             largest, far = float(promised.max()), promised > _SURE * tolerance
             if not far.any():
-                return w
+                if renewed and len(left) == w.shape[1]:
+                    return w
+                # an earlier curvature, if larger, promises less than there is: look again
+                left, pairs, since = np.arange(w.shape[1]), [], _PATIENCE
+                slope = self._slope(w, f, left, regularization, exact=exact)
+                continue
             if not far.all():
                 left, direction, slope = left[far], direction[:, far], slope[:, far]
                 inverses = list(compress(inverses, far))
@@ -429,7 +435,7 @@ def minimise(
         Factors of the rows' losses, of mean one.
     tolerance : float (default: 1e-4)
         The search ends at steps that lower the objective by less than half its square.
-    steps : int (default: 100)
+    steps : int (default: 300)
         Most steps.
     folder : path, optional
         For a file of features that exceed memory.

@@ -1,7 +1,7 @@
 """Compute cells, one repetition of one method on one data set, and keep them in a folder.
 
 The key of a cell is a digest of everything that its result depends on: settings and content of the
-data, method, options, engine, seed, and code. So a finished cell is never computed again.
+data, method, options, seed, and code. So a finished cell is never computed again.
 """
 
 from __future__ import annotations

@@ -141,7 +141,6 @@ def plan(chosen: Preset, seed: int) -> list[Part]:
 
     def cells(section: Section, dataset: str, label: str, method: str, options: Any) -> list[Cell]:
         settings = section.settings(dataset, label)
-        # the engine makes no difference to a reference
         reference = method in references_of(family_with(settings))
         check = section.check_pooled and not reference
         every = [

@@ -117,8 +117,10 @@ def _blocks(
     """Return the blocks of a preset."""
     verdicts = [text for text in map(verdict, comparisons) if text]
     blocks: list[Block] = [TextBlock("Verdict", verdicts)] if verdicts else []
-    for dataset, first in {one.dataset: one.first_table for one in comparisons}.items():
-        blocks += first_blocks(first, dataset)
+    tables = {one.dataset: one.first_table for one in comparisons}
+    for dataset, first in tables.items():
+        alike = [name for name, other in tables.items() if other == first]  # the same data
+        blocks += first_blocks(first, ", ".join(alike)) if dataset == alike[0] else []
     blocks.append(TextBlock("What was compared", [chosen.text]))
     styles = drawing.assign_styles(entry[0] for entry in chosen.entries)
     reading: dict[str, list[str]] = {}

@@ -27,6 +27,7 @@ Curves = dict[str, list[tuple[float, float, float]]]
 #: Called with the result of a repetition.
 Value = Callable[[Mapping[str, Any]], float]
 
+_LEAST = 1e-4  # a shorter time is drawn as this: 0 has no logarithm
 _BAND = "band: one standard deviation over repetitions"
 _MARKERS = (
     "mean and one standard deviation over runs. Markers: methods with a model at the end only"
@@ -196,7 +197,11 @@ def _error_curves(comparison: Comparison, cost: str) -> Curves:
             together = zip(*map(curve, entry.results), strict=False)
             points = [np.array(one).T for one in together]
             found[entry.label] = [
-                (float(unit * x.mean()), float(factor * e.mean()), float(factor * e.std()))
+                (
+                    unit * float(x.mean()) or _LEAST,
+                    factor * float(e.mean()),
+                    factor * float(e.std()),
+                )
                 for x, e in points
             ]
     return found

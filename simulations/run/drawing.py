@@ -136,7 +136,8 @@ def tint(colour: str) -> str:
 def draw_line(axes: Axes, xs: Sequence[float], ys: Sequence[float], style: Style) -> None:
     """Draw a curve with a few markers."""
     apart = _MARK_EVERY if len(xs) > 12 else 1
-    axes.plot(xs, ys, **style.line(), markersize=4.2, markevery=apart)
+    size = 4.2 if len(xs) > 1 else 8.5
+    axes.plot(xs, ys, **style.line(), markersize=size, markevery=apart)
 
 
 def name_rows(axes: Axes, names: list[str]) -> None:

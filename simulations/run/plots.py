@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Name -> x, mean and standard deviation of each point, in any order.
 Curves = Mapping[str, Sequence[tuple[float, float, float]]]
-_LEAST = 1e-4  # shorter times are drawn as this
+_MOST_POINTS = 1000  # of a curve
 
 
 def plot_sweep(
@@ -121,7 +121,9 @@ def _draw_curves(
         finite = sorted(p for p in points if math.isfinite(p[0]) and math.isfinite(p[1]))
         if not finite:
             continue
-        drawn[name] = [(x or _LEAST, y, e if math.isfinite(e) else 0.0) for x, y, e in finite]
+        kept = finite[:: 1 + len(finite) // _MOST_POINTS]  # more make a picture slow and large
+        kept += finite[-1:] if kept[-1] != finite[-1] else []
+        drawn[name] = [(x, y, e if math.isfinite(e) else 0.0) for x, y, e in kept]
         xs, means, stds = zip(*drawn[name], strict=True)
         if len(xs) > 1:
             low, high = zip(*((y - e, y + e) for _, y, e in drawn[name]), strict=True)

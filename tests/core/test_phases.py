@@ -25,7 +25,7 @@ from fedkern_flwr.kernels.random_features import (
     draw_offsets,
 )
 from fedkern_flwr.labels import decide
-from fedkern_flwr.solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
+from fedkern_flwr.solvers.losses import LOSSES, Loss, loss_curvatures, loss_derivatives, loss_values
 from fedkern_flwr.vertical import phases as phases_module
 from fedkern_flwr.vertical.phase_training import (
     REGULARIZATIONS_OF_NUMBERS,
@@ -223,6 +223,22 @@ def test_the_rounding_of_float32_ends_no_search(loss: Loss) -> None:
         w = minimise(loss, phases, y, 1e-5, tolerance=tolerance)
         pulls.append(np.abs(slopes(loss, dense(phases, 1), y, w, 1e-5)).max())
     assert pulls[1] < 1e-6 < pulls[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_search_ends_early_where_the_curvature_has_become_smaller(seed: int) -> None:
+    """The Newton decrement of each output is within the tolerance, by dense algebra."""
+    rng, penalty = np.random.default_rng(seed), 1e-6
+    x = rng.standard_normal((700, 3))
+    turns = (x @ rng.standard_normal((3, 140)) / (2 * np.pi) + rng.random(140)) % 1
+    phases = (turns * size(np.uint16)).astype(np.uint16)
+    groups = np.digitize(x[:, 0], np.quantile(x[:, 0], [0.2, 0.5, 0.9]))
+    y = np.where(groups[:, None] == np.arange(4), 1.0, -1.0)
+    w, z = minimise("smooth-hinge", phases, y, penalty), dense(phases, 1)
+    pulls = slopes("smooth-hinge", z, y, w, penalty)
+    for pull, bends in zip(pulls.T, loss_curvatures("smooth-hinge", z @ w, y).T, strict=True):
+        hessian = (z.T * bends) @ z / len(z) + penalty * np.eye(140)
+        assert np.sqrt(pull @ np.linalg.solve(hessian, pull)) < 1e-4
 
 
 @pytest.mark.parametrize("folder", [None, "here"])

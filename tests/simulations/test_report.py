@@ -299,7 +299,9 @@ DRAWN: list[tuple[Any, dict[str, Any], str, list[str]]] = [
     (panels, {"curve": [(2.0, 0.2, 0.01), (1.0, 0.4, 0.02), (4.0, math.nan, 0.0)],
               "point": [(3.0, 0.25, 0.05)], "nothing": [(1.0, math.nan, 0.0)]},
      "linear linear", ["curve", "point", "nothing (n/a)"]),
-    (panels, {"a": [(0.0, 50.0, 60.0), (1.0, 2.0, 3.0)], "b": [(40.0, 3.0, 0.0)]}, "log log", []),
+    (panels, {"a": [(0.0, 50.0, 60.0), (1.0, 2.0, 3.0)], "b": [(40.0, 3.0, 0.0)]}, "linear log",
+     []),
+    (SWEEP, {"a": [(0.0, 3.0, 0.1), (1.0, 2.0, 0.1), (16.0, 1.0, 0.1)]}, "linear linear", []),
     (BOXES, {"a": [1e-9], "b": [1e9], "c": [math.nan], "d": []}, "", ["n/a"]),
     *((plot, {}, "", []) for plot in (SWEEP, panels, BOXES)),
     *((plot, dict.fromkeys(HOSTILE, values), "", []) for plot, values in (

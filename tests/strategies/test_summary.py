@@ -530,7 +530,8 @@ def test_a_row_moves_what_is_noised_no_farther_than_charged(
 BOUNDS = {"age": [0, 120], "weight": [0, 200], "sex": ["f", "m"]}
 
 
-SEVERAL = [(30, 0.65, 1.4), pytest.param(200, 0.8, 1.2, marks=pytest.mark.long)]
+# The spread of 40 runs is off by 11 %: a test of 18 figures fails by chance once in 500 times.
+SEVERAL = [(40, 0.6, 1.6), pytest.param(200, 0.8, 1.2, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize(("runs", "least", "most"), SEVERAL)
@@ -590,6 +591,14 @@ def test_dates_count_in_days_between_public_dates(tmp_path: Path) -> None:
     assert np.isnan(read.within(dates, "keep").encoder.transform(dates)).sum() == 3 * 100
 
 
+@pytest.mark.parametrize("widest", [1e-110, 1e200])
+def test_a_public_range_may_be_tiny_or_huge(widest: float, tmp_path: Path) -> None:
+    table, file = made(300), tmp_path / "bounds.json"
+    file.write_text(json.dumps({"age": [0, widest]}))
+    one = column(run(parts_of(table, 3), privacy_epsilon=8.0, bounds=str(file)), "age")
+    assert all(0.0 <= value <= widest for value in one["quantiles"].values())
+
+
 def test_noisy_quantiles_rank_values_as_all_rows_would(tmp_path: Path) -> None:
     """Of columns with few far values, on both sides; whole numbers, truths, text and gaps."""
     table, file = made(3000), tmp_path / "bounds.json"
@@ -633,8 +642,9 @@ def bad(problem: str, tmp_path: Path) -> Any:
                 table["kinds"] = {"age": kind}
         case "no bounds":
             options["privacy_epsilon"] = 1.0
-        case "bounds":
-            (tmp_path / "b.json").write_text('{"age": [3, 3]}')
+        case "bounds" | "bounds too wide":
+            wrong = [3, 3] if problem == "bounds" else [-1e308, 1e308]
+            (tmp_path / "b.json").write_text(json.dumps({"age": wrong}))
             options |= {"privacy_epsilon": 1.0, "bounds": str(tmp_path / "b.json")}
         case "bounds of dates" | "dates" | "numbers as dates":
             days = {"bounds of dates": ["2024-02-01", "2024-01-31"], "dates": [0, 120]}
@@ -663,6 +673,7 @@ def bad(problem: str, tmp_path: Path) -> Any:
         ("kinds", "FK-COLUMN-KIND"),
         ("no bounds", "FK-BUDGET-BOUNDS"),
         ("bounds", "FK-BUDGET-BOUNDS"),
+        ("bounds too wide", "FK-BUDGET-BOUNDS"),
         ("bounds of text", "FK-BUDGET-BOUNDS"),
         ("bounds of dates", "FK-BUDGET-BOUNDS"),
         ("dates", "FK-COLUMN-KIND"),
