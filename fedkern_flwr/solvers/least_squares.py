@@ -20,7 +20,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
 
 from ..errors import OptionError
 from ..kernels.product import kernel_from_distances
@@ -171,6 +170,8 @@ def solve_equations(
     OptionError
         The matrix is not positive definite to working precision.
     """
+    from scipy import linalg  # nodes need the layout of the equations alone
+
     matrix = regularized(gram, regularization, landmark_kernel)
     if landmark_kernel is not None:
         return np.asarray(linalg.pinvh(matrix) @ right)
@@ -287,5 +288,7 @@ def _held_out(equations: Equations, width: int, lambdas: Floats, rows: int) -> F
 
 
 def _eigen(gram: Floats) -> tuple[Floats, Floats]:
+    from scipy import linalg  # nodes need the layout of the equations alone
+
     values, vectors = linalg.eigh(gram)
     return np.maximum(values, 0.0), vectors
