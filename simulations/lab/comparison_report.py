@@ -130,6 +130,8 @@ def _blocks(
         own = [c for c in comparisons if c.section is section]
         if section.title:
             blocks.append(TextBlock(section.title, [section.text]))
+        if section.figures or section.across:
+            folder.mkdir(parents=True, exist_ok=True)
         for comparison in own:
             blocks += _results(folder, chosen, comparison, styles)
         for name in section.across:
@@ -183,7 +185,6 @@ def _results(
             best_cells(comparison),
         )
     ]
-    folder.mkdir(parents=True, exist_ok=True)
     stem = folder / _slug(dataset)
     for name in section.figures:
         blocks.append(FIGURES[name](comparison, stem, styles))
